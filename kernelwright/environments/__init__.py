@@ -1,0 +1,1 @@
+"""What happens to a reply. Each module holds one environment: `refine` (reply -> code -> evaluation -> feedback)."""
