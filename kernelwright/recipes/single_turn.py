@@ -34,9 +34,7 @@ def rloo() -> Recipe:
         grpo(),
         name="rloo",
         paper="Back to Basics (arXiv 2402.14740): REINFORCE leave-one-out, one turn, no KL term",
-        credit=partial(
-            credit.credit, returns="total", compare="trajectory", baseline="leave_one_out", scale="none"
-        ),
+        credit=partial(credit.credit, returns="total", compare="trajectory", baseline="leave_one_out", scale="none"),
         aggregate="seq_mean_token_sum",
         optimiser=replace(quickstart().optimiser, minibatches=1),
     )
