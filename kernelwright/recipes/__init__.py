@@ -32,7 +32,7 @@ def recipe(name: str) -> Recipe:
 
 
 def on_starter(preset: Recipe) -> Recipe:
-    """`preset` at the size of the built-in policy: its model, room for its short replies, a learning rate that moves it.
+    """`preset` at the size of the built-in policy: its model, room for short replies, a learning rate that moves it.
 
     Everything that makes the recipe what it is (turns, group, context, reward, credit, loss) stays.
     """

@@ -29,7 +29,7 @@ def kevin() -> Recipe:
         environment=partial(
             refining, backend="c", reward=partial(reward.kevin, correct=0.3, cap=None), feedback_style="line"
         ),
-        context=partial(digest),
+        context=partial(digest, keep_best=False),
         max_turns=4,
         group_size=16,
         tasks_per_step=8,

@@ -29,7 +29,7 @@ def grpo() -> Recipe:
 
 
 def rloo() -> Recipe:
-    """RLOO (Ahmadian et al., equation 8): the mean of the *other* replies as baseline, one on-policy update, no clip."""
+    """RLOO (Ahmadian et al., equation 8): the mean of the *other* replies as baseline, one on-policy update."""
     return replace(
         grpo(),
         name="rloo",
