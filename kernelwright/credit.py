@@ -1,0 +1,229 @@
+"""Outcomes -> one advantage per sampled token. Three choices, then a spread over the turn's tokens.
+
+    return        what a turn earned: all rewards of the trajectory, those from here on, or the best from here on
+    comparison    what it is measured against: all turns of the task, the same attempt, whole trajectories, nothing
+    scale         as it is, or divided by the standard deviation of what it was compared with
+
+Axes: G trajectories of a group, K turns of a trajectory, T sampled tokens of a turn. Time counts *attempts*: a summary
+or a note earns nothing itself, takes no time, and is credited like the attempt that follows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+from kernelwright.errors import UnknownName, UserError
+from kernelwright.types import Group, Outcome, Trajectory
+
+Returns = Literal["total", "reward_to_go", "max_to_go"]
+Compare = Literal["task", "attempt", "trajectory", "none"]
+Baseline = Literal["mean", "leave_one_out"]
+Scale = Literal["none", "std"]
+
+
+def credit(
+    group: Group,
+    keep: Sequence[Sequence[bool]],
+    *,
+    returns: Returns = "reward_to_go",
+    gamma: float = 1.0,
+    compare: Compare = "task",
+    baseline: Baseline = "mean",
+    scale: Scale = "none",
+    epsilon: float = 1e-6,
+    part: str | None = None,
+) -> list[list[list[float]]]:
+    """Advantages `[G][K][T]`, equal for all tokens of a turn, 0 on turns that are not kept.
+
+    With r_k the reward of the k-th attempt of a trajectory, the return of attempt k is
+
+        total         R   = sum over all i      of gamma^i     r_i          (the same for every turn)
+        reward_to_go  R_k = sum over i >= k     of gamma^(i-k) r_i
+        max_to_go     R_k = maximum over i >= k of gamma^(i-k) r_i
+
+    and its advantage is `A = (R - b) / s`. b is the mean over S, the kept attempts of the group it is compared with:
+
+        task          all of them                                  (Kevin)
+        attempt       those with the same number k                 (TRLOO)
+        trajectory    one entry a trajectory, its first return     (GRPO, RLOO; a trajectory of five turns weighs once)
+        none          b = 0, s = 1                                 (REINFORCE)
+
+    `leave_one_out` takes the mean over the entries of *other trajectories*, which keeps the gradient unbiased.
+    `scale="std"` has s = std(S) + epsilon with the n - 1 (Bessel) deviation; all-equal returns give exactly 0. Where S
+    comes from fewer than two trajectories (all others broke, or ended earlier) there is nothing to compare with: the
+    advantage is 0, never the raw return.
+
+    Args:
+        group: the trajectories of one task.
+        keep: which turns are trained on and compared, `[G][K]`.
+        returns: see above. Rewards of turns that are not kept still count in the returns of kept ones.
+        gamma: discount per attempt, in [0, 1].
+        compare: see above.
+        baseline: see above.
+        scale: see above.
+        epsilon: added to the standard deviation.
+        part: use this reward part alone instead of the sum of all parts.
+
+    Raises:
+        UserError: a group of one trajectory with something to compare (its baseline would be its own reward), a `gamma`
+            outside [0, 1], a scale without a comparison, an unknown choice or reward part.
+        ValueError: `keep` does not have the shape of the group.
+    """
+    _check_choices(returns=returns, compare=compare, baseline=baseline, scale=scale, gamma=gamma)
+    if [len(row) for row in keep] != [len(trajectory.turns) for trajectory in group.trajectories]:
+        raise ValueError(f"keep has lengths {[len(row) for row in keep]}, the group's trajectories have others")
+    if compare != "none" and len(group.trajectories) < 2:
+        raise UserError(
+            f"got {len(group.trajectories)} trajectory for task '{group.task}', compare='{compare}' expects two or more; "
+            "use group_size >= 2, or compare='none' for plain REINFORCE"
+        )
+    returns_G_K = [
+        turn_returns(trajectory, returns=returns, gamma=gamma, part=part) for trajectory in group.trajectories
+    ]
+    entries = _entries(group, keep, returns_G_K, compare=compare)
+    advantages_G_K_T: list[list[list[float]]] = []
+    for g, trajectory in enumerate(group.trajectories):
+        advantages_K_T: list[list[float]] = []
+        for k, (turn, number) in enumerate(zip(trajectory.turns, _attempt_numbers(trajectory), strict=True)):
+            advantage = 0.0
+            if keep[g][k]:
+                others = [entry for entry in entries if compare != "attempt" or entry.number == number]
+                advantage = _advantage(
+                    returns_G_K[g][k], g, others, compare=compare, baseline=baseline, scale=scale, epsilon=epsilon
+                )
+            advantages_K_T.append([advantage] * len(turn.completion.tokens))
+        advantages_G_K_T.append(advantages_K_T)
+    return advantages_G_K_T
+
+
+def turn_returns(
+    trajectory: Trajectory, *, returns: Returns = "reward_to_go", gamma: float = 1.0, part: str | None = None
+) -> list[float]:
+    """Return of each turn `[K]`; a turn that is no attempt has the return of the attempt after it, 0 if there is none.
+
+    Example: rewards (0, 1.5, 2.3, 0) with gamma 0.4 have rewards to go (0.968, 2.42, 2.3, 0).
+
+    Raises:
+        UserError: an outcome without the reward part `part`.
+    """
+    values: list[float] = []
+    following: float | None = None
+    for turn in reversed(trajectory.turns):
+        if turn.outcome is not None:
+            reward = _reward(turn.outcome, part)
+            if following is None:
+                following = reward
+            elif returns == "max_to_go":
+                following = max(reward, gamma * following)
+            else:
+                following = reward + gamma * following
+        values.append(0.0 if following is None else following)
+    values.reverse()
+    # the reward to go of the first turn is the (discounted) total
+    return [values[0]] * len(values) if returns == "total" and values else values
+
+
+# Published estimators as arguments of the one function above. With one turn a trajectory, grpo is DeepSeekMath's
+# (2402.03300), dr_grpo is 2503.20783's, rloo is 2402.14740's, and kevin is grpo.
+PRESETS: dict[str, Callable[[Group, list[list[bool]]], list[list[list[float]]]]] = {
+    # one return a trajectory, shared by all its tokens
+    "grpo": partial(credit, returns="total", compare="trajectory", scale="std"),
+    "dr_grpo": partial(credit, returns="total", compare="trajectory"),
+    "rloo": partial(credit, returns="total", compare="trajectory", baseline="leave_one_out"),
+    # Kevin, arXiv 2507.11948, sections 4.3 and 4.4; `kevin_max` is the alternative of its figure 3
+    "kevin": partial(credit, returns="reward_to_go", gamma=0.4, compare="task", scale="std"),
+    "kevin_max": partial(credit, returns="max_to_go", gamma=0.8, compare="task", scale="std"),
+    # Dr. Kernel, arXiv 2602.05885, equation 5
+    "trloo": partial(credit, returns="reward_to_go", gamma=1.0, compare="attempt", baseline="leave_one_out"),
+    "reinforce": partial(credit, returns="reward_to_go", compare="none"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry:
+    """One return that others are compared with."""
+
+    trajectory: int
+    # number of the attempt within its trajectory, from 0
+    number: int
+    value: float
+
+
+def _entries(
+    group: Group, keep: Sequence[Sequence[bool]], returns_G_K: Sequence[Sequence[float]], *, compare: Compare
+) -> list[_Entry]:
+    """The kept attempts of the group; the first return alone of each trajectory when trajectories are compared."""
+    entries: list[_Entry] = []
+    for g, trajectory in enumerate(group.trajectories):
+        numbers = _attempt_numbers(trajectory)
+        kept = [k for k, turn in enumerate(trajectory.turns) if keep[g][k] and turn.outcome is not None]
+        if compare == "trajectory" and kept:
+            entries.append(_Entry(trajectory=g, number=0, value=returns_G_K[g][0]))
+        else:
+            entries += [_Entry(trajectory=g, number=numbers[k], value=returns_G_K[g][k]) for k in kept]
+    return entries
+
+
+def _advantage(
+    value: float,
+    own: int,
+    entries: Sequence[_Entry],
+    *,
+    compare: Compare,
+    baseline: Baseline,
+    scale: Scale,
+    epsilon: float,
+) -> float:
+    """`(value - mean) / scale` against `entries`; see `credit`."""
+    if compare == "none":
+        return value
+    if len({entry.trajectory for entry in entries}) < 2:
+        return 0.0
+    values = [entry.value for entry in entries]
+    compared = values if baseline == "mean" else [entry.value for entry in entries if entry.trajectory != own]
+    centred = value - _mean(compared)
+    return centred / (_deviation(values) + epsilon) if scale == "std" else centred
+
+
+def _attempt_numbers(trajectory: Trajectory) -> list[int]:
+    """For each turn, how many attempts came before it: a summary has the number of the attempt that follows it."""
+    numbers: list[int] = []
+    count = 0
+    for turn in trajectory.turns:
+        numbers.append(count)
+        count += turn.outcome is not None
+    return numbers
+
+
+def _reward(outcome: Outcome, part: str | None) -> float:
+    if part is None:
+        return outcome.reward
+    if part not in outcome.parts:
+        raise UnknownName("reward part", part, outcome.parts)
+    return outcome.parts[part]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Mean that is exact for equal values, so that they have advantages of exactly 0."""
+    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation with n - 1 in the denominator."""
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _check_choices(*, returns: str, compare: str, baseline: str, scale: str, gamma: float) -> None:
+    choices = (("returns", returns, Returns), ("compare", compare, Compare), ("baseline", baseline, Baseline))
+    for kind, got, known in (*choices, ("scale", scale, Scale)):
+        if got not in get_args(known):
+            raise UnknownName(f"choice of {kind}", got, get_args(known))
+    if not 0 <= gamma <= 1:
+        raise UserError(f"gamma is a discount in [0, 1], got {gamma}; Kevin uses 0.4, Dr. Kernel 1.0")
+    if compare == "none" and (scale != "none" or baseline != "mean"):
+        raise UserError(f"compare='none' has nothing to average, got baseline '{baseline}', scale '{scale}'; drop both")
