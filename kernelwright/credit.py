@@ -78,7 +78,7 @@ def credit(
         raise ValueError(f"keep has lengths {[len(row) for row in keep]}, the group's trajectories have others")
     if compare != "none" and len(group.trajectories) < 2:
         raise UserError(
-            f"got {len(group.trajectories)} trajectory for task '{group.task}', compare='{compare}' expects two or more; "
+            f"task '{group.task}' has {len(group.trajectories)} trajectory, compare='{compare}' expects two or more; "
             "use group_size >= 2, or compare='none' for plain REINFORCE"
         )
     returns_G_K = [

@@ -23,7 +23,7 @@ from kernelwright.errors import UnknownName, UserError
 
 Kl = Literal["none", "k1", "k2", "k3"]
 
-# differences of log-probabilities are cut here: e^20 is finite in every dtype, and no sane ratio comes near it
+# differences of log-probabilities are cut here: e^20 is finite in float32 and bfloat16, and no sane ratio is near it
 _LOG_LIMIT = 20.0
 
 
@@ -46,7 +46,8 @@ def clipped(  # noqa: PLR0913  each is a tensor of the signature above or a knob
     """PPO's clipped surrogate, token by token: `-sum_t min(r_t A_t, clip(r_t, 1 - low, 1 + high) A_t)`.
 
     r_t = exp(new_t - old_t). (PPO: 1707.06347; unequal bounds: DAPO, 2503.14476; dual clip: 1912.09729, which for A < 0
-    keeps the loss of a token below `-dual A`.) Added are `beta sum_t w_t kl_t` and `-entropy_coefficient sum_t w_t H_t`.
+    keeps the loss of a token below `-dual A`.) Added are `beta sum_t w_t kl_t` and
+    `-entropy_coefficient sum_t w_t H_t`.
 
     Args:
         new: log-probabilities under the weights in training, with gradient [N].

@@ -61,7 +61,7 @@ def dr_kernel(
 
 
 def milestones(evaluation: Evaluation, *, margin: float = 0.05) -> dict[str, float]:
-    """-1 unless trusted, else 1, or 2 if faster than the reference by more than `margin` (CUDA Agent, 2602.24286, eq. 1).
+    """-1 unless trusted, else 1, or 2 if faster than the reference by more than `margin` (CUDA Agent, 2602.24286).
 
     The paper's level 3 asks for the same margin over `torch.compile`. An evaluation times one reference (PyTorch as
     written), so that level cannot be read off it and is not given.

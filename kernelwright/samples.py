@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Literal, get_args
 
 from kernelwright.errors import UnknownName, UserError
@@ -132,10 +133,7 @@ def minibatches(batch: Sequence[Sample], parts: int, seed: int | str | tuple[int
     random.Random(repr(seed)).shuffle(trajectories)
     parts = min(parts, len(trajectories))
     cuts = [len(trajectories) * part // parts for part in range(parts + 1)] if parts else [0]
-    return [
-        [row for trajectory in trajectories[start:end] for row in trajectory]
-        for start, end in zip(cuts, cuts[1:], strict=False)
-    ]
+    return [[row for trajectory in trajectories[start:end] for row in trajectory] for start, end in pairwise(cuts)]
 
 
 def _runs(trajectory: Trajectory) -> Iterator[list[int]]:
