@@ -1,11 +1,26 @@
 """Outcomes -> one advantage per sampled token. Three choices, then a spread over the turn's tokens.
 
-    return        what a turn earned: all rewards of the trajectory, those from here on, or the best from here on
-    comparison    what it is measured against: all turns of the task, the same attempt, whole trajectories, nothing
-    scale         as it is, or divided by the standard deviation of what it was compared with
-
 Axes: G trajectories of a group, K turns of a trajectory, T sampled tokens of a turn. Time counts *attempts*: a summary
 or a note earns nothing itself, takes no time, and is credited like the attempt that follows it.
+
+With r_k the reward of the k-th attempt of a trajectory, the *return* of attempt k is
+
+    total         R   = sum over all i      of gamma^i     r_i          (the same for every turn)
+    reward_to_go  R_k = sum over i >= k     of gamma^(i-k) r_i
+    max_to_go     R_k = maximum over i >= k of gamma^(i-k) r_i
+
+and its advantage is A = (R - b) / s. The *comparison* is with a set S of returns of the same group:
+
+    task          all kept attempts                                     (Kevin)
+    attempt       the kept attempts with the same number k              (TRLOO)
+    trajectory    one a trajectory with a kept attempt: its first turn's return, so that a trajectory of five turns
+                  weighs as much as one of two                          (GRPO, RLOO)
+    none          b = 0 and s = 1                                       (REINFORCE)
+
+The *baseline* b is the mean of S, or with leave_one_out the mean over the members of S that are of other trajectories,
+which keeps the gradient unbiased. The *scale* s is 1, or std(S) + epsilon with n - 1 in the deviation (Bessel). Returns
+that are all equal give advantages of exactly 0. Where S comes from fewer than two trajectories (the others broke, or
+ended earlier) there is nothing to compare with: the advantage is 0, never the raw return.
 """
 
 from __future__ import annotations
@@ -37,40 +52,22 @@ def credit(
     epsilon: float = 1e-6,
     part: str | None = None,
 ) -> list[list[list[float]]]:
-    """Advantages `[G][K][T]`, equal for all tokens of a turn, 0 on turns that are not kept.
-
-    With r_k the reward of the k-th attempt of a trajectory, the return of attempt k is
-
-        total         R   = sum over all i      of gamma^i     r_i          (the same for every turn)
-        reward_to_go  R_k = sum over i >= k     of gamma^(i-k) r_i
-        max_to_go     R_k = maximum over i >= k of gamma^(i-k) r_i
-
-    and its advantage is `A = (R - b) / s`. b is the mean over S, the kept attempts of the group it is compared with:
-
-        task          all of them                                  (Kevin)
-        attempt       those with the same number k                 (TRLOO)
-        trajectory    one entry a trajectory, its first return     (GRPO, RLOO; a trajectory of five turns weighs once)
-        none          b = 0, s = 1                                 (REINFORCE)
-
-    `leave_one_out` takes the mean over the entries of *other trajectories*, which keeps the gradient unbiased.
-    `scale="std"` has s = std(S) + epsilon with the n - 1 (Bessel) deviation; all-equal returns give exactly 0. Where S
-    comes from fewer than two trajectories (all others broke, or ended earlier) there is nothing to compare with: the
-    advantage is 0, never the raw return.
+    """Advantages `[G][K][T]`, equal for all tokens of a turn, 0 on turns that are not kept. Formulas: top of this file.
 
     Args:
         group: the trajectories of one task.
-        keep: which turns are trained on and compared, `[G][K]`.
-        returns: see above. Rewards of turns that are not kept still count in the returns of kept ones.
+        keep: which turns are trained on and compared, `[G][K]`. The rewards of the others still count in returns.
+        returns: what a turn earned.
         gamma: discount per attempt, in [0, 1].
-        compare: see above.
-        baseline: see above.
-        scale: see above.
+        compare: what it is measured against.
+        baseline: with or without the turn's own trajectory.
+        scale: as it is, or divided by the standard deviation.
         epsilon: added to the standard deviation.
         part: use this reward part alone instead of the sum of all parts.
 
     Raises:
-        UserError: a group of one trajectory with something to compare (its baseline would be its own reward), a `gamma`
-            outside [0, 1], a scale without a comparison, an unknown choice or reward part.
+        UserError: a comparison in a group of one (its baseline would be its own reward), a `gamma` outside [0, 1], a
+            scale without a comparison, an unknown choice or reward part.
         ValueError: `keep` does not have the shape of the group.
     """
     _check_choices(returns=returns, compare=compare, baseline=baseline, scale=scale, gamma=gamma)
@@ -85,19 +82,14 @@ def credit(
         turn_returns(trajectory, returns=returns, gamma=gamma, part=part) for trajectory in group.trajectories
     ]
     entries = _entries(group, keep, returns_G_K, compare=compare)
-    advantages_G_K_T: list[list[list[float]]] = []
-    for g, trajectory in enumerate(group.trajectories):
-        advantages_K_T: list[list[float]] = []
-        for k, (turn, number) in enumerate(zip(trajectory.turns, _attempt_numbers(trajectory), strict=True)):
-            advantage = 0.0
-            if keep[g][k]:
-                others = [entry for entry in entries if compare != "attempt" or entry.number == number]
-                advantage = _advantage(
-                    returns_G_K[g][k], g, others, compare=compare, baseline=baseline, scale=scale, epsilon=epsilon
-                )
-            advantages_K_T.append([advantage] * len(turn.completion.tokens))
-        advantages_G_K_T.append(advantages_K_T)
-    return advantages_G_K_T
+    advantage = partial(_advantage, entries, compare=compare, baseline=baseline, scale=scale, epsilon=epsilon)
+    return [
+        [
+            [advantage(returns_K[k], g, number) if keep[g][k] else 0.0] * len(trajectory.turns[k].completion.tokens)
+            for k, number in enumerate(_attempt_numbers(trajectory))
+        ]
+        for g, (trajectory, returns_K) in enumerate(zip(group.trajectories, returns_G_K, strict=True))
+    ]
 
 
 def turn_returns(
@@ -169,24 +161,25 @@ def _entries(
 
 
 def _advantage(
+    entries: Sequence[_Entry],
     value: float,
     own: int,
-    entries: Sequence[_Entry],
+    number: int,
     *,
     compare: Compare,
     baseline: Baseline,
     scale: Scale,
     epsilon: float,
 ) -> float:
-    """`(value - mean) / scale` against `entries`; see `credit`."""
+    """Advantage of a return `value` at attempt `number` of trajectory `own`."""
     if compare == "none":
         return value
-    if len({entry.trajectory for entry in entries}) < 2:
+    compared = [entry for entry in entries if compare != "attempt" or entry.number == number]
+    if len({entry.trajectory for entry in compared}) < 2:
         return 0.0
-    values = [entry.value for entry in entries]
-    compared = values if baseline == "mean" else [entry.value for entry in entries if entry.trajectory != own]
-    centred = value - _mean(compared)
-    return centred / (_deviation(values) + epsilon) if scale == "std" else centred
+    others = [entry.value for entry in compared if baseline == "mean" or entry.trajectory != own]
+    centred = value - _mean(others)
+    return centred / (_deviation([entry.value for entry in compared]) + epsilon) if scale == "std" else centred
 
 
 def _attempt_numbers(trajectory: Trajectory) -> list[int]:

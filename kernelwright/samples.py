@@ -68,12 +68,12 @@ def token_weights(
     Args:
         batch: the rows.
         mode: see above.
-        constant: length that replaces n in mode "constant", in tokens.
+        constant: length in tokens that stands for n in mode "constant"; other modes ignore it.
         unit: what a sequence is: a whole trajectory, however many rows it became, or each row (Kevin and Dr. Kernel,
             whose training sample is a turn).
 
     Raises:
-        UserError: an unknown mode or unit, a `constant` that is missing, not positive, or given to another mode.
+        UserError: an unknown mode or unit, mode "constant" without a positive `constant`.
     """
     _check_mode(mode, constant, unit)
     sequences = [_sequence(row, unit, number) for number, row in enumerate(batch)]
@@ -196,7 +196,5 @@ def _check_mode(mode: str, constant: float | None, unit: str) -> None:
         raise UnknownName("aggregation", mode, get_args(Mode))
     if unit not in get_args(Unit):
         raise UnknownName("unit of aggregation", unit, get_args(Unit))
-    if (mode == "constant") != (constant is not None) or (constant is not None and not constant > 0):
-        raise UserError(
-            f"aggregation '{mode}' with constant={constant}; 'constant' takes a positive length in tokens, others none"
-        )
+    if mode == "constant" and (constant is None or not constant > 0):
+        raise UserError(f"aggregation 'constant' with constant={constant}; give the length in tokens to divide by")
