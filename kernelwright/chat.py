@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from kernelwright.errors import BadModel
@@ -84,6 +84,12 @@ class Chat:
             added = added[1:]
         return added or None
 
+    def end(self) -> int | None:
+        """The token that the template writes after a reply, None when it writes no special token there."""
+        text = self._render((Message(role="user", content="x"), Message(role="assistant", content=_SENTINEL)))
+        tail = self._tokens(text[text.find(_SENTINEL) + len(_SENTINEL) :])
+        return tail[0] if tail and tail[0] in self.tokenizer.all_special_ids else None
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of sampled tokens, without special tokens."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -151,7 +157,7 @@ def _byte_pieces(tokenizer: Any) -> Any:
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
     alphabet = _byte_alphabet()
 
-    @lru_cache(maxsize=None)
+    @cache
     def piece(token: int) -> bytes:
         if token in special:
             return b""

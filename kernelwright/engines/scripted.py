@@ -124,7 +124,7 @@ class ScriptedEngine:
         lr_scale: float = 1.0,
         temperature: float = 1.0,
     ) -> dict[str, float]:
-        """Counts one optimiser step and records the rows; the loss of a policy that cannot move is -sum of advantages."""
+        """Counts one optimiser step and records the rows; `loss` is minus the sum of the advantages."""
         del loss, temperature
         self.updated.append(tuple(rows))
         self.policy += 1
