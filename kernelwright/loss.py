@@ -129,6 +129,21 @@ def sequence(  # noqa: PLR0913  as for `clipped`
     return surrogate.sum() + extra, metrics | more
 
 
+def likelihood(
+    new: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, rows: Tensor | None = None, *, scale: float = 1.0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Supervised fine-tuning: minus the weighted sum of log-probabilities; behaviour and advantages play no part.
+
+    Args:
+        new: log-probabilities of the trained tokens  [N]; `old` and `advantages` as in `clipped`, unread.
+        weights: weight of each token  [N].
+        scale: factor on the sum, one over the number of tokens for a mean.
+    """
+    del advantages, rows
+    _check_shapes(new, old, weights)
+    return -scale * (weights * new).sum(), {}
+
+
 def divergence(new: Tensor, reference: Tensor, *, kl: Kl = "k3") -> Tensor:
     """Estimate of KL(new || reference) at each token [N], from tokens sampled by `new`; formulas in `clipped`."""
     difference = (reference - new).clamp(-_LOG_LIMIT, _LOG_LIMIT)
