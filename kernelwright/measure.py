@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from kernelwright.types import Evaluation, Group, Outcome, Trajectory, TrajectoryStop
@@ -39,14 +40,18 @@ def evaluation_numbers(groups: Sequence[Group], *, turns: int) -> dict[str, Any]
     sound = [[one for one in group.trajectories if _sound(one)] for group in groups]
     attempts = [[_attempts(one, turns) for one in members] for members in sound]
     flat = [outcomes for members in attempts for outcomes in members]
+    everything = [outcome for outcomes in flat for outcome in outcomes]
+    # without timing nothing is known about speed; with nothing correct, it is known to be 0
+    timed = bool(_speedups(everything)) or not any(map(_trusted, everything))
+    numbers = partial(_numbers, timed=timed)
     return {
         "tasks": len(groups),
         "samples": max((len(group.trajectories) for group in groups), default=0),
         "broken": sum(len(group.trajectories) for group in groups) - len(flat),
-        "turns": [_numbers([outcomes[turn] for outcomes in flat]) for turn in range(turns)],
-        "so_far": [_numbers([_best(outcomes[: turn + 1]) for outcomes in flat]) for turn in range(turns)],
-        "avg": _numbers([_best(outcomes) for outcomes in flat]),
-        "best": _numbers([_best([_best(outcomes) for outcomes in members]) for members in attempts if members]),
+        "turns": [numbers([outcomes[turn] for outcomes in flat]) for turn in range(turns)],
+        "so_far": [numbers([_best(outcomes[: turn + 1]) for outcomes in flat]) for turn in range(turns)],
+        "avg": numbers([_best(outcomes) for outcomes in flat]),
+        "best": numbers([_best([_best(outcomes) for outcomes in members]) for members in attempts if members]),
     }
 
 
@@ -95,11 +100,9 @@ def step_numbers(
     }
 
 
-def _numbers(outcomes: Sequence[Outcome | None]) -> dict[str, Any]:
+def _numbers(outcomes: Sequence[Outcome | None], *, timed: bool) -> dict[str, Any]:
     speedups = _speedups(outcomes)
     trusted = sum(_trusted(outcome) for outcome in outcomes)
-    # without timing nothing is known about speed; with nothing correct, it is known to be 0
-    timed = bool(speedups) or not trusted
     count = len(outcomes) or 1
     fast = {f"{p:g}": sum(s > p for s in speedups) / count for p in THRESHOLDS} if timed else {}
     return {

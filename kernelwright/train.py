@@ -262,12 +262,8 @@ def _step(job: _Job, step: int) -> None:
         batch += rows(group, values, keep, first=earlier * recipe.group_size)
     with _measured(seconds, "update"):
         updates = _update(job, batch, step)
-    line = {
-        "step": step,
-        "policy": job.engine.policy,
-        **measure.step_numbers(groups, advantages, turns=recipe.max_turns),
-    }
-    line |= {"rows": len(batch), **updates}
+    seen = measure.step_numbers(groups, advantages, turns=recipe.max_turns)
+    line = {"step": step, "policy": job.engine.policy, **updates, "rows": len(batch), **seen}
     job.run.append(
         store.GROUPS, [store.group_line(step, *entry) for entry in zip(groups, keeps, advantages, strict=True)]
     )

@@ -468,6 +468,7 @@ class Recipe:
     tasks: str
     validation: str | None = None
     heldout: str | None = None
+    # entered as a context manager once a run; gives the Environment of all tasks, see environments/refine.py
     environment: Callable[..., Any]
     context: Callable[..., Any]
     max_turns: int

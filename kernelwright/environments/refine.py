@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from typing import Literal, Protocol
 
 from kernelwright import prompts
-from kernelwright.errors import UnknownName
 from kernelwright.feedback import feedback
-from kernelwright.kernels import BACKENDS, Evaluator
+from kernelwright.kernels import Backend, Evaluator
 from kernelwright.types import Evaluation, Message, Outcome, Task
 
 Reward = Callable[[Evaluation], Mapping[str, float]]
@@ -28,8 +27,8 @@ class Evaluates(Protocol):
     """The part of `kernelwright.kernels.Evaluator` that an episode needs."""
 
     @property
-    def backend(self) -> str:
-        """Name of a backend, a key of `kernelwright.kernels.BACKENDS`."""
+    def backend(self) -> Backend:
+        """The language that candidates are written in; tells what the opening asks for."""
         ...
 
     def evaluate(self, task: Task, source: str | None) -> Evaluation:
@@ -73,13 +72,8 @@ def refine(
         reward: named parts of the reward of one evaluation, such as `kernelwright.reward.kevin`.
         feedback_style: see `kernelwright.feedback.feedback`.
         example: a worked example for the opening.
-
-    Raises:
-        UnknownName: the evaluator's backend does not exist.
     """
-    if evaluator.backend not in BACKENDS:
-        raise UnknownName("backend", evaluator.backend, BACKENDS)
-    backend = BACKENDS[evaluator.backend]
+    backend = evaluator.backend
     opening = prompts.opening(
         task, language=backend.language, fence=backend.fence, instructions=backend.instructions(task), example=example
     )
@@ -134,7 +128,5 @@ def refining(
         UnknownName: the backend does not exist.
         MissingTool: the backend does not work on this machine.
     """
-    if backend not in BACKENDS:
-        raise UnknownName("backend", backend, BACKENDS)
     with Evaluator(backend=backend, workers=workers, timing=timing, seed=seed) as evaluator:
         yield Refining(evaluator, reward=reward, feedback_style=feedback_style, example=example)
