@@ -1,0 +1,55 @@
+"""The comparison: is `got` what the reference says?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Outcome of comparing one output. `wrong` has the output's shape; empty extents mean nothing was wrong."""
+
+    wrong: np.ndarray
+    # largest |got - expected| in units of the allowed error; infinite where a finite value was due and none came
+    max_error: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every element is within the tolerance."""
+        return not self.wrong.any()
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """Index of the first wrong element, row-major."""
+        return tuple(int(i) for i in np.unravel_index(int(np.argmax(self.wrong)), self.wrong.shape))
+
+
+def compare(got: np.ndarray, expected: np.ndarray, *, rtol: float, atol: float) -> Comparison:
+    """|got - expected| <= atol * rms(expected) + rtol * |expected|, element by element.
+
+    Positions that are not finite come first: a NaN must meet a NaN, an infinity the same infinity. The root mean square
+    is over the finite elements, so the absolute term has the size of the data and zeros do not pass for small numbers.
+
+    Args:
+        got: output of the candidate, any real type.
+        expected: float64 in the same shape. Values beyond float32 count as infinite when `got` is float32.
+    """
+    if got.shape != expected.shape:
+        raise ValueError(f"got shape {got.shape}, expected {expected.shape}")
+    due = expected
+    if got.dtype == np.float32 and expected.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            due = np.where(np.isfinite(expected.astype(np.float32)), expected, expected.astype(np.float32))
+    due = due.astype(np.float64)
+    have = got.astype(np.float64)
+    finite = np.isfinite(due)
+    rms = float(np.sqrt(np.mean(np.square(due[finite])))) if finite.any() else 0.0
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        allowed = atol * rms + rtol * np.abs(due)
+        distance = np.abs(have - due)
+        error = np.where(distance == 0, 0.0, distance / allowed)
+        same = np.where(np.isnan(due), np.isnan(have), have == due)
+    error = np.where(finite, np.where(np.isfinite(have), error, np.inf), np.where(same, 0.0, np.inf))
+    return Comparison(wrong=~(error <= 1.0), max_error=float(error.max()) if error.size else 0.0)

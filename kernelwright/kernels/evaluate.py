@@ -1,0 +1,254 @@
+"""One candidate through compiler, checks and clock: (task, source) -> Evaluation.
+
+The parent is trusted and owns inputs, expected outputs, tolerance and verdict. A candidate runs in a process of its own
+that sees the buffers of one call at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from kernelwright.errors import InfrastructureError, MissingTool, UnknownName
+from kernelwright.kernels.backends import BACKENDS
+from kernelwright.kernels.backends.base import Built, Call, Rejected, Workspace
+from kernelwright.kernels.check import compare
+from kernelwright.kernels.diagnose import diagnose
+from kernelwright.kernels.reference import Case, Reference, load
+from kernelwright.kernels.stopwatch import Stopwatch
+from kernelwright.types import Evaluation, Hack, Status, Task
+
+# calls of a timing: unmeasured ones first, then the measured ones
+WARM, MEASURED = 2, 8
+_CALL_SECONDS = 0.5
+# no single core of today moves more bytes a second, whatever cache they are in
+_BYTES_A_SECOND = 2e12
+_STATUS = {"crash": Status.CRASH, "exit": Status.CRASH, "timeout": Status.TIMEOUT, "load": Status.COMPILE_ERROR}
+
+
+def evaluate(task: Task, source: str | None, *, backend: str = "c", timing: bool = True, seed: int = 0) -> Evaluation:
+    """Evaluate one candidate; see `Evaluator` for many."""
+    with Evaluator(backend=backend, workers=1, timing=timing, seed=seed) as evaluator:
+        return evaluator.evaluate(task, source)
+
+
+class Evaluator:
+    """Evaluates candidates: a bounded number at a time, each distinct one once. Safe to call from many threads.
+
+    Args:
+        backend: a key of `BACKENDS`.
+        workers: candidates evaluated at a time, the number of processors when None.
+        timing: whether correct candidates are timed. Without it equal calls give equal records, `seconds` apart.
+        seed: of the inputs. A run that trains keeps it secret from the policy simply by never printing it.
+        cache: whether a source that was seen before gets the verdict it got then.
+
+    Raises:
+        UnknownName: no such backend.
+        MissingTool: this machine cannot use the backend; the message says what to install.
+    """
+
+    def __init__(
+        self, *, backend: str = "c", workers: int | None = None, timing: bool = True, seed: int = 0, cache: bool = True
+    ) -> None:
+        if backend not in BACKENDS:
+            raise UnknownName("backend", backend, BACKENDS)
+        self.backend = BACKENDS[backend]
+        if reason := self.backend.available():
+            raise MissingTool(f"backend '{backend}': {reason}")
+        self.timing = timing and self.backend.timed
+        self.seed = seed
+        self.hits = 0
+        self.misses = 0
+        self._slots = threading.BoundedSemaphore(workers or os.cpu_count() or 1)
+        self._clock = threading.Lock()
+        self._cache: dict[str, Future[Evaluation]] | None = {} if cache else None
+        self._lock = threading.Lock()
+        self._folder = Path(tempfile.mkdtemp(prefix="kernelwright-"))
+        self._stopwatch = Stopwatch(seed=seed, calls=MEASURED) if self.timing else None
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove what the evaluator has on disk and end its helper process. Evaluating afterwards is an error."""
+        if self._stopwatch:
+            self._stopwatch.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def evaluate(self, task: Task, source: str | None) -> Evaluation:
+        """The verdict on a candidate; blocks until it is there.
+
+        Args:
+            source: text of the candidate, None when the reply held none.
+
+        Raises:
+            BadTask: the task's own reference is at fault.
+            InfrastructureError: this side failed twice (compiler killed, disk full, no process).
+        """
+        if source is None or not source.strip():
+            return Evaluation(task=task.id, backend=self.backend.name, status=Status.NO_CODE, verified=self.backend.verified)
+        if self._cache is None:
+            self.misses += 1
+            return self._twice(task, source)
+        key = hashlib.sha256(f"{task!r}\0{source}".encode(errors="replace")).hexdigest()
+        with self._lock:
+            future = self._cache.get(key)
+            first = future is None
+            if future is None:
+                future = self._cache[key] = Future()
+            self.hits += not first
+            self.misses += first
+        if first:
+            self._resolve(key, future, task, source)
+        return future.result()
+
+    def _resolve(self, key: str, future: Future[Evaluation], task: Task, source: str) -> None:
+        """Fill a cache entry; a failure of ours is handed to all who wait and then forgotten."""
+        try:
+            future.set_result(self._twice(task, source))
+        except BaseException as error:
+            if self._cache is not None:
+                self._cache.pop(key, None)
+            future.set_exception(error)
+            raise
+
+    def _twice(self, task: Task, source: str) -> Evaluation:
+        start = time.perf_counter()
+        with self._slots:
+            try:
+                result = self._once(task, source)
+            except (InfrastructureError, OSError):
+                try:
+                    result = self._once(task, source)
+                except OSError as error:
+                    raise InfrastructureError(f"evaluating failed twice: {error.strerror or error}") from error
+        return dataclasses.replace(result, seconds=time.perf_counter() - start)
+
+    def _once(self, task: Task, source: str) -> Evaluation:
+        reference = load(task, seed=self.seed)
+        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as own:
+            space = Workspace(own=Path(own), shared=self._folder)
+            built = self.backend.build(reference.interface, source, space)
+            if isinstance(built, Rejected):
+                return self._record(task, Status.COMPILE_ERROR, message=built.message, location=built.location)
+            cases = reference.check_cases()
+            calls = self.backend.run(built, reference.interface, cases, _CALL_SECONDS, space)
+            largest = 0.0
+            for case, call in zip(cases, calls, strict=False):
+                if failed := self._judge(reference, case, call):
+                    return failed
+                if call.output is not None:
+                    largest = max(largest, compare(call.output, case.expected, rtol=task.rtol, atol=task.atol).max_error)
+            if len(calls) < len(cases):
+                raise InfrastructureError("the runner stopped early without saying why")
+            verdict = self._record(task, Status.CORRECT, max_error=largest, profile=built.profile)
+            return self._time(reference, built, space, verdict) if self.timing else verdict
+
+    def _judge(self, reference: Reference, case: Case, call: Call) -> Evaluation | None:
+        """None if the call did what it should."""
+        task = reference.task
+        if call.status in _STATUS:
+            return self._record(task, _STATUS[call.status], message=call.message, location=call.location)
+        if call.output is None:
+            return self._record(task, Status.WRONG, message=call.message)
+        comparison = compare(call.output, case.expected, rtol=task.rtol, atol=task.atol)
+        if call.status == "ok" and comparison.ok:
+            return None
+        message = call.message or diagnose(reference, case, call.output, comparison)
+        if comparison.ok:
+            return self._record(task, Status.WRONG, message=message, max_error=comparison.max_error)
+        first = comparison.first
+        return self._record(
+            task,
+            Status.WRONG,
+            message=message,
+            max_error=comparison.max_error,
+            error_index=first,
+            expected=float(case.expected[first]),
+            got=float(call.output[first]),
+        )
+
+    def _time(self, reference: Reference, built: Built, space: Workspace, verdict: Evaluation) -> Evaluation:
+        """Adds times to a correct verdict, or takes it back: the outputs of timed calls are checked as well."""
+        kernel: list[float] = []
+        against: list[float] = []
+        hacks: list[Hack] = []
+        moved = 0.0
+        assert self._stopwatch is not None
+        for position, pair in enumerate(reference.time_cases()):
+            against += self._stopwatch.times(reference.task, position, self._clock)
+            cases = [pair[i % 2] for i in range(WARM + MEASURED)]
+            limit = max(_CALL_SECONDS, 50e-3 * max(against))
+            with self._clock:
+                calls = self.backend.run(built, reference.interface, cases, limit, space)
+            if failed := self._judge_timed(reference, cases, calls):
+                return failed
+            measured = calls[WARM:]
+            kernel += [trusted_ms(call) for call in measured]
+            moved = sum(array.nbytes for array in pair[0].inputs) + pair[0].output_bytes
+            hacks += suspicions(measured, moved)
+        bandwidth = {"bandwidth_gbs": round(moved / np.median(kernel[-MEASURED:]) / 1e6, 3)} if kernel else {}
+        return dataclasses.replace(
+            verdict,
+            kernel_ms=tuple(kernel),
+            reference_ms=tuple(against),
+            hacks=tuple(hacks),
+            profile={**verdict.profile, **bandwidth},
+        )
+
+    def _judge_timed(self, reference: Reference, cases: Sequence[Case], calls: Sequence[Call]) -> Evaluation | None:
+        seen: dict[int, bytes] = {}
+        for case, call in zip(cases, calls, strict=False):
+            data = call.output.tobytes() if call.output is not None else b""
+            # equal bytes need no second look
+            if call.status == "ok" and seen.get(case.draw) == data:
+                continue
+            if failed := self._judge(reference, case, call):
+                return failed
+            seen[case.draw] = data
+        if len(calls) < len(cases):
+            raise InfrastructureError("the runner stopped early without saying why")
+        return None
+
+    def _record(self, task: Task, status: Status, **values: object) -> Evaluation:
+        return Evaluation(
+            task=task.id, backend=self.backend.name, status=status, verified=self.backend.verified, **values
+        )  # pyright: ignore[reportArgumentType]
+
+
+def trusted_ms(call: Call) -> float:
+    """Duration of a call. The clock beside the candidate is finer; where the clock out of its reach disagrees, that one
+    counts, so that tampering gains nothing."""
+    inside = max(call.ms, 1e-6)
+    return inside if call.outside_ms <= 1.25 * inside + 0.1 else call.outside_ms
+
+
+def suspicions(calls: Sequence[Call], moved: float) -> list[Hack]:
+    """What a set of timed calls says against a candidate.
+
+    Args:
+        calls: the measured calls at one shape.
+        moved: bytes of all inputs and of the output.
+    """
+    inside = float(np.median([call.ms for call in calls]))
+    outside = float(np.median([call.outside_ms for call in calls]))
+    found = []
+    if outside > 5 * inside + 20:
+        found.append(Hack(rule="clock", evidence=f"reported {inside:.3g} ms a call, but {outside:.3g} ms went by"))
+    elif (taken := min(trusted_ms(call) for call in calls)) < 1e3 * moved / _BYTES_A_SECOND:
+        found.append(Hack(rule="faster than memory", evidence=f"{moved / 1e6:.3g} MB in {taken:.3g} ms"))
+    return found
