@@ -226,7 +226,7 @@ def _runner() -> Path:
 @functools.cache
 def _build_runner(compiler: str) -> Path:
     source = Path(__file__).parent.parent / "runner.c"
-    name = f"runner-{hashlib.sha256(source.read_bytes() + repr((compiler, _RUNNER_FLAGS)).encode()).hexdigest()[:16]}"
+    name = f"runner-{hashlib.sha256(source.read_bytes() + repr((compiler, _RUNNER_FLAGS, "mvec")).encode()).hexdigest()[:16]}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kernelwright"
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -234,9 +234,11 @@ def _build_runner(compiler: str) -> Path:
             return cache / name
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             target = Path(folder) / name
-            done = subprocess.run(
-                [compiler, "-o", str(target), str(source), *_RUNNER_FLAGS], capture_output=True, text=True, check=False
-            )
+            command = [compiler, "-o", str(target), str(source), *_RUNNER_FLAGS]
+            # glibc keeps the vectorised mathematics that -ffast-math calls in a library of its own, other systems do not
+            done = subprocess.run([*command, "-lmvec"], capture_output=True, text=True, check=False)
+            if done.returncode:
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise InfrastructureError(f"runner.c does not compile with {compiler}: {done.stderr[:300]}")
             os.replace(target, cache / name)
