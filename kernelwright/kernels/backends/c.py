@@ -226,7 +226,7 @@ def _runner() -> Path:
 @functools.cache
 def _build_runner(compiler: str) -> Path:
     source = Path(__file__).parent.parent / "runner.c"
-    name = f"runner-{hashlib.sha256(source.read_bytes() + repr((compiler, _RUNNER_FLAGS, "mvec")).encode()).hexdigest()[:16]}"
+    name = f"runner-{hashlib.sha256(source.read_bytes() + repr((compiler, _RUNNER_FLAGS, 'mvec')).encode()).hexdigest()[:16]}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kernelwright"
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
