@@ -71,8 +71,11 @@ def _collect(key: str, value: Any, found: dict[str, Any]) -> None:
             _collect(f"{key}.{field.name}", getattr(value, field.name), found)
     elif callable(value):
         found[key] = bound(value)[0].__name__
+        hints = typing.get_type_hints(bound(value)[0])
         for name, argument in arguments(value).items():
-            _collect(f"{key}.{name}", argument, found)
+            # an argument such as a tensor is the engine's to give, not a knob
+            if callable(argument) or _is_plain(hints[name]):
+                _collect(f"{key}.{name}", argument, found)
     else:
         found[key] = value
 
@@ -148,7 +151,14 @@ def _positional(function: Callable[..., Any]) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
 
 
+def _is_plain(hint: Any) -> bool:
+    """Whether values of this type can be written on a command line."""
+    kind = msgspec.inspect.type_info(hint)
+    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return not any(isinstance(one, msgspec.inspect.CustomType) for one in kinds)
+
+
 def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
-    return getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint).replace("typing.", "")
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")

@@ -3,7 +3,8 @@
 The page is a template (page.html, style.css, charts.js, reader.js) and one block of JSON:
 
     run           {title, paper, facts {name: text}, footer}
-    evaluations   [{name, tasks, before, after}], each of the two {correct [K], correct_error [K], speedup [K], best}
+    evaluations   [{name, tasks, samples, before, after}], each of the two null or {step, correct [K],
+                   correct_error [K], speedup [K], any_correct, any_speedup, faster}
     curves        {steps [S], reward {mean [S], error [S]}, correct {mean [K][S], error [K][S]}, speedup {mean [K][S]},
                    entropy [S], statuses {name: counts [S]}, validation {steps, score}}
     chosen        a sentence: which trajectories are on the page
@@ -26,7 +27,7 @@ from kernelwright import store
 from kernelwright.report.trajectories import chosen_trajectories
 from kernelwright.types import Status
 
-_NAMES = {"heldout": "Held-out tasks", "validation": "Validation tasks", "train": "Training tasks"}
+_NAMES = {"heldout": "Held-out tasks", "validation": "Validation tasks"}
 
 
 def write(run: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Path:
@@ -78,12 +79,13 @@ def _run(
 ) -> dict[str, Any]:
     recipe = config["recipe"]
     seconds = math.fsum(value for line in timings for value in line.get("seconds", {}).values())
-    kernels = sum(sum(line["statuses"].values()) for line in metrics)
+    kernels = sum(sum(line["status"].values()) for line in metrics)
     facts = {
         "model": recipe["model"],
         "tasks": recipe["tasks"],
         "steps": f"{len(metrics)} of {recipe['steps']}",
-        "a step": f"{recipe['tasks_per_step']} tasks × {recipe['group_size']} trajectories × {recipe['max_turns']} turns",
+        "a step": f"{recipe['tasks_per_step']} tasks × {recipe['group_size']} trajectories × {recipe['max_turns']}"
+        + (" turns" if recipe["max_turns"] > 1 else " turn"),
         "kernels": f"{kernels:,}",
         "time in steps": f"{seconds / 60:.1f} min",
         "seed": recipe["seed"],
@@ -93,26 +95,32 @@ def _run(
 
 
 def _before_and_after(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One record a task set, held-out tasks first; validation passes during the run are in the curves."""
-    sets = sorted({line["set"] for line in measured}, key=lambda name: (list(_NAMES).index(name), name))
+    """One record a task set, held-out tasks first. Held-out tasks are measured at the end with the chosen checkpoint,
+    validation tasks at every candidate for it: there, "after" is the one that was chosen.
+    """
     found = []
-    for name in sets:
-        at = {line["when"]: line for line in measured if line["set"] == name}
-        pair = {when: _per_turn(at[when]) if when in at else None for when in ("before", "after")}
-        if any(pair.values()):
-            tasks = next(line["tasks"] for line in at.values())
-            found.append({"name": _NAMES[name], "tasks": tasks, **pair})
+    for name, title in _NAMES.items():
+        lines = [line for line in measured if line["set"] == name]
+        before = next((line for line in lines if line["phase"] == "before"), None)
+        later = [line for line in lines if line["phase"] != "before"]
+        after = max(later, key=lambda line: line["avg"]["score"], default=None)
+        if lines:
+            pair = {"before": before and _per_turn(before), "after": after and _per_turn(after)}
+            found.append({"name": title, "tasks": lines[0]["tasks"], "samples": lines[0]["samples"], **pair})
     return found
 
 
 def _per_turn(line: dict[str, Any]) -> dict[str, Any]:
-    trajectories = line["tasks"] * line["samples"]
+    trajectories = line["tasks"] * line["samples"] - line["broken"]
     correct = [turn["correct"] for turn in line["turns"]]
     return {
+        "step": line["step"],
         "correct": correct,
         "correct_error": [_binomial(share, trajectories) for share in correct],
-        "speedup": [turn["speedup_geometric_mean"] for turn in line["turns"]],
-        "best": line["best"]["correct"],
+        "speedup": [turn["speedup_geomean"] for turn in line["turns"]],
+        "any_correct": line["avg"]["correct"],
+        "any_speedup": line["avg"]["speedup_geomean"],
+        "faster": line["avg"]["fast_p"].get("1"),
     }
 
 
@@ -122,25 +130,30 @@ def _curves(
     turns = range(recipe["max_turns"])
     trajectories = recipe["tasks_per_step"] * recipe["group_size"]
     correct = [[_at(line["correct"], turn) for line in metrics] for turn in turns]
-    during = [line for line in measured if line["set"] == "validation" and line["when"] != "after"]
+    speedup = [[_at(line["speedup_geomean"], turn) for line in metrics] for turn in turns]
+    during = [line for line in measured if line["set"] == "validation"]
     return {
         "steps": [line["step"] for line in metrics],
         "reward": {
-            "mean": [line["reward_mean"] for line in metrics],
+            "mean": [line["reward"] for line in metrics],
+            # over trajectories, not over turns: the turns of a trajectory are not independent
             "error": [line["reward_std"] / math.sqrt(trajectories) for line in metrics],
         },
         "correct": {
             "mean": correct,
             "error": [[_binomial(share, trajectories) for share in row] for row in correct],
         },
-        "speedup": {"mean": [[_at(line["speedup"], turn) for line in metrics] for turn in turns]},
+        "speedup": {"mean": speedup},
         "entropy": [line.get("entropy") for line in metrics],
         "statuses": {
-            status: [line["statuses"].get(status, 0) for line in metrics]
+            status: [line["status"].get(status, 0) for line in metrics]
             for status in reversed(Status)
-            if any(line["statuses"].get(status) for line in metrics)
+            if any(line["status"].get(status) for line in metrics)
         },
-        "validation": {"steps": [line["step"] for line in during], "score": [line["score"] for line in during]},
+        "validation": {
+            "steps": [line["step"] for line in during],
+            "score": [line["avg"]["score"] for line in during],
+        },
     }
 
 

@@ -159,15 +159,18 @@ function big(title, from, to, note) {
 
 function drawEvaluations() {
   const sets = DATA.evaluations.filter((one) => one.before || one.after);
-  for (const { name, tasks, before, after } of sets) {
-    const last = (record) => record && record.correct.at(-1);
-    const fast = (record) => record && record.speedup.at(-1);
-    const best = (record) => record && record.best;
-    const pair = (get, format) => [before && after ? format(get(before)) : null, format(get(after || before))];
-    const note = [before, after].filter(known).map((record) => percent(best(record))).join(" → ");
-    const rest = `${tasks} tasks; any turn correct: ${note}; speedup at the last turn: ${[before, after].filter(known).map((record) => times(fast(record))).join(" → ")}`;
-    $("headline").append(big(`${name}: correct at the last turn`, ...pair(last, percent), rest));
-  }
+  const pair = ({ before, after }, get, format) => [before && after ? format(get(before)) : null, format(get(after || before))];
+  sets.forEach((one, place) => {
+    const { name, tasks, samples } = one;
+    const scope = `${name}: ${tasks}, ${samples} trajectories each`;
+    const last = (values) => values.at(-1);
+    $("headline").append(big("Correct at the last turn", ...pair(one, (record) => last(record.correct), percent), scope));
+    if (place) return;
+    $("headline").append(
+      big("Correct at any turn", ...pair(one, (record) => record.any_correct, percent), scope),
+      big("Speedup of correct kernels", ...pair(one, (record) => last(record.speedup), times), `${name}, last turn, geometric mean over PyTorch`),
+      big("Correct and faster than PyTorch", ...pair(one, (record) => record.faster, percent), `${name}, best kernel of a trajectory`));
+  });
   for (const { name, before, after } of sets) {
     const turns = (after || before).correct.map((_, index) => index);
     const legend = [["before", before], ["after", after]].filter(([, record]) => record).map(([label]) => ({ name: label, fill: colour(label) }));
