@@ -26,14 +26,21 @@ class Comparison:
         return tuple(int(i) for i in np.unravel_index(int(np.argmax(self.wrong)), self.wrong.shape))
 
 
-def compare(got: np.ndarray, expected: np.ndarray, *, rtol: float, atol: float) -> Comparison:
-    """|got - expected| <= atol * rms(expected) + rtol * |expected|, element by element.
+def root_mean_square(values: np.ndarray) -> float:
+    """Over the finite elements; 0 where there are none."""
+    finite = values[np.isfinite(values)]
+    return float(np.sqrt(np.mean(np.square(finite.astype(np.float64))))) if finite.size else 0.0
+
+
+def compare(got: np.ndarray, expected: np.ndarray, *, rtol: float, atol: float, magnitude: float = 0.0) -> Comparison:
+    """|got - expected| <= atol * max(rms(expected), magnitude) + rtol * |expected|, element by element.
 
     Positions that are not finite come first: a NaN must meet a NaN, an infinity the same infinity. The root mean square
     is over the finite elements, so the absolute term has the size of the data and zeros do not pass for small numbers.
 
     Args:
         got: output of the candidate, any real type.
+        magnitude: size of the reference's values on like inputs of another shape, for outputs too small to tell.
         expected: float64 in the same shape. Values beyond float32 count as infinite when `got` is float32.
     """
     if got.shape != expected.shape:
@@ -45,7 +52,7 @@ def compare(got: np.ndarray, expected: np.ndarray, *, rtol: float, atol: float) 
     due = due.astype(np.float64)
     have = got.astype(np.float64)
     finite = np.isfinite(due)
-    rms = float(np.sqrt(np.mean(np.square(due[finite])))) if finite.any() else 0.0
+    rms = max(root_mean_square(due), magnitude)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         allowed = atol * rms + rtol * np.abs(due)
         distance = np.abs(have - due)

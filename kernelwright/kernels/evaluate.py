@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +81,9 @@ class Evaluator:
     def __enter__(self) -> Evaluator:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -100,7 +103,7 @@ class Evaluator:
             InfrastructureError: this side failed twice (compiler killed, disk full, no process).
         """
         if source is None or not source.strip():
-            return Evaluation(task=task.id, backend=self.backend.name, status=Status.NO_CODE, verified=self.backend.verified)
+            return self._record(task, Status.NO_CODE)
         if self._cache is None:
             self.misses += 1
             return self._twice(task, source)
@@ -147,35 +150,45 @@ class Evaluator:
                 return self._record(task, Status.COMPILE_ERROR, message=built.message, location=built.location)
             cases = reference.check_cases()
             calls = self.backend.run(built, reference.interface, cases, _CALL_SECONDS, space)
-            largest = 0.0
-            for case, call in zip(cases, calls, strict=False):
-                if failed := self._judge(reference, case, call):
-                    return failed
-                if call.output is not None:
-                    largest = max(largest, compare(call.output, case.expected, rtol=task.rtol, atol=task.atol).max_error)
-            if len(calls) < len(cases):
-                raise InfrastructureError("the runner stopped early without saying why")
-            verdict = self._record(task, Status.CORRECT, max_error=largest, profile=built.profile)
+            verdict = self._judge(reference, cases, calls)
+            if not verdict.correct:
+                return verdict
+            verdict = dataclasses.replace(verdict, profile=built.profile)
             return self._time(reference, built, space, verdict) if self.timing else verdict
 
-    def _judge(self, reference: Reference, case: Case, call: Call) -> Evaluation | None:
-        """None if the call did what it should."""
+    def _judge(self, reference: Reference, cases: Sequence[Case], calls: Sequence[Call]) -> Evaluation:
+        """The verdict on some calls: the first failure, or CORRECT."""
+        largest = 0.0
+        seen: dict[int, bytes] = {}
+        for case, call in zip(cases, calls, strict=False):
+            data = call.output.tobytes() if call.output is not None else b""
+            # in a timing the same inputs return; equal bytes need no second look
+            if call.status == "ok" and seen.get(case.draw) == data:
+                continue
+            verdict = self._judge_call(reference, case, call)
+            if not verdict.correct:
+                return verdict
+            largest = max(largest, verdict.max_error or 0.0)
+            seen[case.draw] = data
+        if len(calls) < len(cases):
+            raise InfrastructureError("the runner stopped early without saying why")
+        return self._record(reference.task, Status.CORRECT, max_error=largest)
+
+    def _judge_call(self, reference: Reference, case: Case, call: Call) -> Evaluation:
         task = reference.task
         if call.status in _STATUS:
             return self._record(task, _STATUS[call.status], message=call.message, location=call.location)
         if call.output is None:
             return self._record(task, Status.WRONG, message=call.message)
-        comparison = compare(call.output, case.expected, rtol=task.rtol, atol=task.atol)
-        if call.status == "ok" and comparison.ok:
-            return None
-        message = call.message or diagnose(reference, case, call.output, comparison)
+        comparison = compare(call.output, case.expected, rtol=task.rtol, atol=task.atol, magnitude=case.magnitude)
         if comparison.ok:
-            return self._record(task, Status.WRONG, message=message, max_error=comparison.max_error)
+            status = Status.CORRECT if call.status == "ok" else Status.WRONG
+            return self._record(task, status, message=call.message, max_error=comparison.max_error)
         first = comparison.first
         return self._record(
             task,
             Status.WRONG,
-            message=message,
+            message=call.message or diagnose(reference, case, call.output, comparison),
             max_error=comparison.max_error,
             error_index=first,
             expected=float(case.expected[first]),
@@ -195,13 +208,14 @@ class Evaluator:
             limit = max(_CALL_SECONDS, 50e-3 * max(against))
             with self._clock:
                 calls = self.backend.run(built, reference.interface, cases, limit, space)
-            if failed := self._judge_timed(reference, cases, calls):
-                return failed
+            timed = self._judge(reference, cases, calls)
+            if not timed.correct:
+                return timed
             measured = calls[WARM:]
             kernel += [trusted_ms(call) for call in measured]
             moved = sum(array.nbytes for array in pair[0].inputs) + pair[0].output_bytes
             hacks += suspicions(measured, moved)
-        bandwidth = {"bandwidth_gbs": round(moved / np.median(kernel[-MEASURED:]) / 1e6, 3)} if kernel else {}
+        bandwidth = {"bandwidth_gbs": round(moved / float(np.median(kernel[-MEASURED:])) / 1e6, 3)} if kernel else {}
         return dataclasses.replace(
             verdict,
             kernel_ms=tuple(kernel),
@@ -210,24 +224,10 @@ class Evaluator:
             profile={**verdict.profile, **bandwidth},
         )
 
-    def _judge_timed(self, reference: Reference, cases: Sequence[Case], calls: Sequence[Call]) -> Evaluation | None:
-        seen: dict[int, bytes] = {}
-        for case, call in zip(cases, calls, strict=False):
-            data = call.output.tobytes() if call.output is not None else b""
-            # equal bytes need no second look
-            if call.status == "ok" and seen.get(case.draw) == data:
-                continue
-            if failed := self._judge(reference, case, call):
-                return failed
-            seen[case.draw] = data
-        if len(calls) < len(cases):
-            raise InfrastructureError("the runner stopped early without saying why")
-        return None
-
-    def _record(self, task: Task, status: Status, **values: object) -> Evaluation:
+    def _record(self, task: Task, status: Status, **values: Any) -> Evaluation:
         return Evaluation(
             task=task.id, backend=self.backend.name, status=status, verified=self.backend.verified, **values
-        )  # pyright: ignore[reportArgumentType]
+        )
 
 
 def trusted_ms(call: Call) -> float:

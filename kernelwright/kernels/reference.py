@@ -1,7 +1,7 @@
 """The trusted side of an evaluation: inputs, expected outputs and the interface of a task.
 
-A task's Python source is run here, in the parent, and nowhere near a candidate. Expected outputs are computed in float64
-from the same float32 inputs that the candidate gets.
+A task's Python source is run here, in the parent, and nowhere near a candidate. Expected outputs are computed in
+float64 from the same float32 inputs that the candidate gets.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import inspect
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from kernelwright.errors import BadTask
+from kernelwright.kernels.check import root_mean_square
 from kernelwright.types import Input, Task
 
 # what a task's own code may raise when it is run on inputs that it was not written for
@@ -56,7 +57,7 @@ class Interface:
     sizes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
     """One call: what goes in and what must come out. `inputs` holds the parameters of the model too."""
 
@@ -69,6 +70,9 @@ class Case:
 
     # element type that the candidate writes: the reference's own
     output_dtype: np.dtype
+    # root mean square of what the reference gives for this distribution at the first check shape: where one element
+    # is all the output, it says how large such elements are
+    magnitude: float = 0.0
 
     @property
     def poison(self) -> int:
@@ -134,7 +138,8 @@ class Reference:
             try:
                 result = module(*cast)
             except TASK_ERRORS as error:
-                raise BadTask(f"task {self.task.id}: the reference raised {type(error).__name__}: {_line(error)}") from error
+                what = f"{type(error).__name__}: {_line(error)}"
+                raise BadTask(f"task {self.task.id}: the reference raised {what}") from error
         if isinstance(result, (tuple, list)) and len(result) == 1:
             result = result[0]
         if not isinstance(result, torch.Tensor):
@@ -146,7 +151,13 @@ class Reference:
         plan = [(self.check_shapes[0], name) for name in DISTRIBUTIONS]
         names = list(DISTRIBUTIONS)
         plan += [(sizes, names[(i + 1) % len(names)]) for i, sizes in enumerate(self.check_shapes[1:])]
-        return self._cached("check", lambda: tuple(self.case(sizes, name, i) for i, (sizes, name) in enumerate(plan)))
+
+        def make() -> tuple[Case, ...]:
+            cases = [self.case(sizes, name, i) for i, (sizes, name) in enumerate(plan)]
+            sizes = {case.distribution: root_mean_square(case.expected) for case in cases[: len(DISTRIBUTIONS)]}
+            return tuple(replace(case, magnitude=sizes[case.distribution]) for case in cases)
+
+        return self._cached("check", make)
 
     def time_cases(self) -> tuple[tuple[Case, Case], ...]:
         """Two sets of inputs for every shape at which candidates are timed."""
@@ -181,7 +192,9 @@ class Reference:
         queue = iter(drawn)
         return [next(queue) if isinstance(value, torch.Tensor) else value for value in self.given]
 
-    def _draw(self, tensor: Input, sizes: Mapping[str, int], distribution: str, draw: int, position: int) -> torch.Tensor:
+    def _draw(
+        self, tensor: Input, sizes: Mapping[str, int], distribution: str, draw: int, position: int
+    ) -> torch.Tensor:
         key = [self.seed, zlib.crc32(self.task.id.encode()), draw, position]
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
         shape = tuple(sizes[name] for name in tensor.shape)
@@ -205,7 +218,7 @@ class Reference:
     def _execute(self, source: str) -> dict[str, Any]:
         namespace: dict[str, Any] = {"__name__": "reference"}
         try:
-            exec(compile(source, f"<{self.task.id}>", "exec"), namespace)  # noqa: S102 - the task is the user's own code
+            exec(compile(source, f"<{self.task.id}>", "exec"), namespace)
         except (*TASK_ERRORS, SyntaxError, ImportError) as error:
             raise BadTask(f"task {self.task.id}: the reference does not import: {_line(error)}") from error
         if "Model" not in namespace:
