@@ -88,6 +88,13 @@ def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Te
     return tokens, torch.arange(width, device=device)[None, :] >= (width - lengths)[:, None]
 
 
+def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids of ragged rows, left-aligned  [R, longest], and the rows' lengths  [R]."""
+    width = max(len(row) for row in rows)
+    tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long, device=device)
+    return tokens, torch.tensor([len(row) for row in rows], device=device)
+
+
 class ModuleDecoder:
     """Decodes through the model's own `forward`; works for every causal model whose layers all attend."""
 

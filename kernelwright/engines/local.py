@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernelwright.chat import Chat
 from kernelwright.engines.decoders import ModuleDecoder
+from kernelwright.engines.llama import LlamaDecoder, supported
 from kernelwright.engines.sampling import generate
 from kernelwright.engines.scoring import Scores, micro_batches, score
 from kernelwright.errors import BadModel
@@ -43,6 +44,7 @@ class LocalEngine:
         device: "auto" takes a CUDA device where there is one.
         dtype: arithmetic of the forward passes.
         micro_tokens: padded tokens of a micro-batch; by default as many as the vocabulary leaves room for.
+        ends: tokens that end a reply; by default what the model, the tokenizer and the chat template say.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class LocalEngine:
         device: str = "auto",
         dtype: Literal["float32", "bfloat16"] = "float32",
         micro_tokens: int | None = None,
+        ends: Sequence[int] | None = None,
     ) -> None:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -63,7 +66,7 @@ class LocalEngine:
         self.micro_tokens = micro_tokens or min(_MICRO_TOKENS, _LOGITS // model.config.vocab_size)
         self._dtype = getattr(torch, dtype)
         self._optimiser = torch.optim.AdamW(self.model.parameters(), lr=0.0)
-        self._ends = end_tokens(model, tokenizer)
+        self._ends = tuple(ends) if ends is not None else end_tokens(model, tokenizer)
 
     @classmethod
     def from_pretrained(
@@ -97,9 +100,10 @@ class LocalEngine:
         config = self.model.config.get_text_config(decoder=True)
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        fast = self._dtype is torch.float32 and supported(self.model)
         with torch.inference_mode(), self._arithmetic():
             return generate(
-                lambda: ModuleDecoder(self.model),
+                lambda: LlamaDecoder(self.model) if fast else ModuleDecoder(self.model),
                 contexts,
                 sampling,
                 keys,
