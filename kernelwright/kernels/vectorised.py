@@ -7,7 +7,9 @@ from typing import Any
 
 _NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _LOOP = re.compile(r"\b(?:for|while)\b")
-_REPORT = re.compile(r"^kernel\.c:(\d+):\d+: optimized: .*(?:vectorized|library call|completely unrolled)", re.MULTILINE)
+_REPORT = re.compile(
+    r"^kernel\.c:(\d+):\d+: optimized: .*(?:vectorized|library call|completely unrolled)", re.MULTILINE
+)
 
 
 def limit(source: str, report: str) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import mmap
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -30,7 +32,7 @@ _C_TYPES = {
     "uint8": "unsigned char",
     "bool": "unsigned char",
 }
-_FLAGS = "-O3 -march=native -fopenmp -shared -fPIC -std=gnu17 -Werror=implicit-function-declaration".split()
+_FLAGS = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu17", "-Werror=implicit-function-declaration"]
 # libc, libm and libgomp are in the runner already: to link the candidate against them as well would cost a sixth of the
 # compile time. The report names the loops that were vectorised.
 _GCC_FLAGS = ("-nostdlib", "-fopt-info-loop-vec-optimized")
@@ -40,7 +42,7 @@ _COMPILE_MEMORY, _COMPILE_FILE = 2 << 30, 64 << 20
 _MAX_BUFFERS_AND_SIZES = 40
 _DIAGNOSTIC = re.compile(r"^kernel\.c:(\d+):(\d+): (?:fatal )?error: (.*)$", re.MULTILINE)
 _STATUSES: dict[int, CallStatus] = {1: "ok", 2: "crash", 3: "timeout", 4: "exit", 5: "guard", 6: "input", 7: "load"}
-_CRASHES = {
+_CRASHES: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault: an access outside the arrays",
     signal.SIGBUS: "bus error: an access outside the arrays",
     signal.SIGFPE: "integer division by zero",
@@ -109,7 +111,7 @@ def build(interface: Interface, source: str, workspace: Workspace) -> Built | Re
 
 def run(built: Built, interface: Interface, cases: Sequence[Case], seconds: float, workspace: Workspace) -> list[Call]:
     """Calls the candidate on each case in turn, in one process, until something goes wrong."""
-    plan, inputs = _prepare(interface, cases, workspace.shared)
+    plan, inputs = _prepare(interface, tuple(cases), workspace.shared)
     records = 32 * len(cases)
     starts = np.cumsum([records, *((case.output_bytes + 63) // 64 * 64 for case in cases)])
     results = workspace.own / "results"
@@ -120,22 +122,23 @@ def run(built: Built, interface: Interface, cases: Sequence[Case], seconds: floa
     code, output = _spawn(command, workspace.own, len(cases) * (seconds + 2) + 30)
     if code != 0:
         raise InfrastructureError(f"the runner of C kernels failed ({code}): {output.strip()[-200:]}")
-    data = results.read_bytes()
+    with results.open("rb") as file:
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     table = np.frombuffer(data, dtype=np.int64, count=records // 8).reshape(-1, 4)
     calls = []
-    for case, start, row in zip(cases, starts, table, strict=False):
+    for case, start, row in zip(cases, starts.tolist(), table.tolist(), strict=False):
         if row[0] == 0:
             break
-        calls.append(_call(interface, case, row.tolist(), data[int(start) :]))
+        calls.append(_call(interface, case, row, data[start:]))
     return calls
 
 
-def _call(interface: Interface, case: Case, row: list[int], data: bytes) -> Call:
+def _call(interface: Interface, case: Case, row: list[int], data: memoryview) -> Call:
     status, detail = _STATUSES[row[0]], row[1]
     if status == "load":
-        return Call(status=status, message=_undefined(data[:240].split(b"\0")[0].decode(errors="replace")))
+        return Call(status=status, message=_undefined(bytes(data[:240]).split(b"\0")[0].decode(errors="replace")))
     if status == "crash":
-        return Call(status=status, message=_CRASHES.get(signal.Signals(detail), f"killed by {signal.Signals(detail).name}"))
+        return Call(status=status, message=_CRASHES.get(detail) or f"killed by {signal.Signals(detail).name}")
     if status == "exit":
         return Call(status=status, message="the kernel ended the process")
     if status == "timeout":
@@ -151,7 +154,8 @@ def _call(interface: Interface, case: Case, row: list[int], data: bytes) -> Call
     return Call(status=status, message=message, output=output, ms=row[2] / 1e6, outside_ms=row[3] / 1e6)
 
 
-def _prepare(interface: Interface, cases: Sequence[Case], shared: Path) -> tuple[Path, Path]:
+@functools.lru_cache(maxsize=4096)
+def _prepare(interface: Interface, cases: tuple[Case, ...], shared: Path) -> tuple[Path, Path]:
     """Plan and inputs of some cases as files; written once, since every candidate of a task gets the same."""
     if len(interface.inputs) + 1 + len(interface.sizes) > _MAX_BUFFERS_AND_SIZES:
         raise BadTask(f"a C kernel takes at most {_MAX_BUFFERS_AND_SIZES} arguments; use a smaller model")
@@ -191,16 +195,21 @@ def _spawn(command: list[str], folder: Path, seconds: float) -> tuple[int | None
             )  # fmt: skip
         except OSError as error:
             raise InfrastructureError(f"{command[0]} could not be started: {error.strerror}") from error
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        code = process.wait() if _ended(process.pid, seconds) else None
+        if code is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     with log.open("rb") as file:
         return code, file.read(1 << 20).decode(errors="replace")
+
+
+def _ended(pid: int, seconds: float) -> bool:
+    """Whether a child ended in time. `Popen.wait` with a limit would look only every 50 ms."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)
 
 
 @functools.cache
@@ -226,7 +235,8 @@ def _runner() -> Path:
 @functools.cache
 def _build_runner(compiler: str) -> Path:
     source = Path(__file__).parent.parent / "runner.c"
-    name = f"runner-{hashlib.sha256(source.read_bytes() + repr((compiler, _RUNNER_FLAGS, 'mvec')).encode()).hexdigest()[:16]}"
+    version = source.read_bytes() + repr((compiler, _RUNNER_FLAGS, "mvec")).encode()
+    name = f"runner-{hashlib.sha256(version).hexdigest()[:16]}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kernelwright"
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -235,7 +245,7 @@ def _build_runner(compiler: str) -> Path:
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             target = Path(folder) / name
             command = [compiler, "-o", str(target), str(source), *_RUNNER_FLAGS]
-            # glibc keeps the vectorised mathematics that -ffast-math calls in a library of its own, other systems do not
+            # glibc keeps the vectorised mathematics that -ffast-math calls in a library of its own, others do not
             done = subprocess.run([*command, "-lmvec"], capture_output=True, text=True, check=False)
             if done.returncode:
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
