@@ -170,7 +170,7 @@ def test_clipped_tokens_have_no_gradient():
 
 
 def test_divergences_measure_the_same_thing():
-    """Exact expectations over a categorical: k1 and k3 are KL(new || reference); k1 has no gradient, k2 has the right one."""
+    """Exact expectations over a categorical: k1 and k3 are the divergence, k1 has no gradient, k2 the right one."""
     logits = vector(0.2, -0.7, 1.1).requires_grad_()
     new, reference = logits.log_softmax(0), vector(-0.3, 0.4, 0.1).log_softmax(0)
     chance = new.detach().exp()
