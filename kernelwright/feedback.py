@@ -47,7 +47,7 @@ def first_line(evaluation: Evaluation) -> str:
     if evaluation.speedup is None:
         return "Correct."
     limit = f"; {evaluation.profile['limit']}" if "limit" in evaluation.profile else ""
-    return f"Correct: {evaluation.speedup:.1f} times the speed of PyTorch{limit}."
+    return f"Correct: {evaluation.speedup:.2g} times the speed of PyTorch{limit}."
 
 
 def _details(evaluation: Evaluation) -> list[str]:

@@ -90,7 +90,7 @@ def _sizes(least: int, *, even: bool, product: bool) -> tuple[tuple[dict[str, in
         return check, ({"n": 96, "k": 160, "m": 201},)
     lengths = [36, 2, 258, 70] if even else [37, least, 257, 64 + least]
     check = tuple({"n": n, "m": m} for n, m in zip((5, 1, 3, 19), lengths, strict=True))
-    return check, ({"n": 256, "m": 1026 if even else 1027},)
+    return check, ({"n": 128, "m": 1026 if even else 1027},)
 
 
 @cache
