@@ -17,12 +17,17 @@ Spec = Annotated[str, typer.Argument(help="builtin, builtin:train, builtin:heldo
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def one_task(spec: str) -> Task:
-    """The only task of `spec`; a builtin task may leave out `builtin/`. Raises UserError when there are several."""
+def some_tasks(spec: str) -> list[Task]:
+    """The tasks of `spec`; a builtin task may leave out `builtin/`."""
     from kernelwright.tasks import load
 
     bare = not spec.startswith("builtin") and not any(sign in spec for sign in ":/.")
-    found = load(f"builtin/{spec}" if bare else spec)
+    return load(f"builtin/{spec}" if bare else spec)
+
+
+def one_task(spec: str) -> Task:
+    """The only task of `spec`. Raises UserError when there are several."""
+    found = some_tasks(spec)
     if len(found) != 1:
         raise UserError(
             f"got '{spec}', which is {len(found)} tasks, expected one; `kernelwright tasks list {spec}` names them"
@@ -33,9 +38,7 @@ def one_task(spec: str) -> Task:
 @tasks.command("list")
 def list_tasks(spec: Spec = "builtin", *, as_json: Json = False) -> None:
     """Name the tasks of SPEC."""
-    from kernelwright.tasks import load
-
-    found = load(spec)
+    found = some_tasks(spec)
     if as_json:
         rows = [{"id": task.id, "statement": task.statement, "tags": list(task.tags)} for task in found]
         print(json.dumps(rows, indent=2))
@@ -70,9 +73,8 @@ def show_task(
 def validate_tasks(spec: Spec) -> None:
     """Run the self-checks of each task; exit 1 when one fails."""
     from kernelwright.kernels import validate
-    from kernelwright.tasks import load
 
-    found = load(spec)
+    found = some_tasks(spec)
     wrong = 0
     for task in found:
         complaints = validate(task)

@@ -41,9 +41,11 @@ def train(
     chosen = _recipe(recipe, out if resume else None, options, settings or [])
 
     from kernelwright.cli.live import Live
+    from kernelwright.recipes.rehearsal import rehearse
     from kernelwright.report import write
     from kernelwright.train import train as run
 
+    rehearse(chosen)
     live = Live()
     try:
         with live:
