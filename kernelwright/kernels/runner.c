@@ -8,7 +8,11 @@
  * "call" is two processes. The supervisor owns the inputs and the results; the worker loads the candidate and shares
  * with the supervisor nothing but the arena: the buffers of one call, each between two guard bands. For every call the
  * supervisor refreshes the buffers, poisons `out`, asks the worker, then copies `out` away, and only then looks at
- * guards and inputs. It also keeps its own clock, because the worker's clock is in the candidate's reach.
+ * guards and inputs.
+ *
+ * Times are processor time of the worker, all its threads together: a busy machine does not slow a candidate down. The
+ * worker measures the call; the supervisor reads the kernel's own account of the worker from one answer to the next,
+ * which a candidate cannot reach, and which leaves no time in between for work ahead.
  *
  * Plan: 64-bit integers. Number of calls; then for every call: number of inputs n, n times (offset in INPUTS, bytes),
  * bytes of out, poison word, number of sizes k, k sizes.
@@ -47,9 +51,9 @@ typedef struct { int64_t status, detail, worker_ns, supervisor_ns; } Record;
 typedef struct { int64_t count, pointers, arguments[MAX_ARGUMENTS], bytes[MAX_ARGUMENTS], cpu_ms; } Command;
 typedef struct { int64_t loaded, ns; char error[240]; } Reply;
 
-static int64_t now(void) {
+static int64_t now(clockid_t clock) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    if (clock_gettime(clock, &t)) return 0;
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
@@ -183,9 +187,10 @@ static int worker(int64_t arena_bytes) {
             arguments[i] = command.arguments[i] + (i < command.pointers ? (A)arena : 0);
             if (i < command.pointers) touch((unsigned char *)arguments[i], command.bytes[i]);
         }
-        int64_t start = now();
+        /* the clock of the whole process only ticks while a timer is armed; other threads show in the supervisor's */
+        int64_t start = now(CLOCK_THREAD_CPUTIME_ID);
         invoke(kernel, arguments);
-        reply.ns = now() - start;
+        reply.ns = now(CLOCK_THREAD_CPUTIME_ID) - start;
         arm(0);
         answer(&reply);
     }
@@ -339,21 +344,25 @@ static int supervise(char *program, char **argv) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     signal(SIGPIPE, SIG_IGN);
     start_worker(program, argv[0], arena_bytes, fds);
-    int64_t round_trip = INT64_MAX, detail = 0;
+    int64_t round_trip = INT64_MAX, detail = 0, before = 0, after = 0;
+    clockid_t clock;
+    if (clock_getcpuclockid(child, &clock)) fail("clock_getcpuclockid");
     for (int i = 0; i < 4; i++) {
-        int64_t start = now();
         memset(&command, 0, sizeof command);
         if (ask(fds, &command, &reply, 20000, &detail) != OK) fail("the worker does not answer");
-        if (now() - start < round_trip) round_trip = now() - start;
+        after = now(clock);
+        if (i && after - before < round_trip) round_trip = after - before;
+        before = after;
     }
     part = plan + 1, at = (size_t)calls * sizeof(Record);
     for (int64_t i = 0; i < calls; i++, part += 4 + 2 * part[0] + part[3 + 2 * part[0]]) {
         Record *record = records + i;
         lay_out(part, inputs, &command);
         command.cpu_ms = atoll(argv[4]);
-        int64_t start = now();
         int64_t status = ask(fds, &command, &reply, wall, &record->detail);
-        record->supervisor_ns = now() - start - round_trip, record->worker_ns = reply.ns;
+        after = now(clock);
+        record->supervisor_ns = after - before - round_trip, record->worker_ns = reply.ns;
+        before = after;
         if (status == OK && !reply.loaded) {
             status = NOT_LOADED;
             reply.error[sizeof reply.error - 1] = 0;
