@@ -107,7 +107,7 @@ def test_turns_that_are_not_kept_are_context_then_cut_then_gone():
     turns = (turn((1,), (2,)), turn((3,), (4,), continues=True), turn((5,), (6,), continues=True), turn((7,), (8,)))
     of = group(turns)
     kept = [[False, True, False, False]]
-    made = rows(of, numbered(of), kept)
+    made = rows(of, [[[7.0], [10.0], [20.0], [30.0]]], kept)
     assert [(one.tokens, one.mask, one.logprobs) for one in made] == [
         ((1, 2, 3, 4), (0, 0, 0, 1), (0.0, 0.0, 0.0, -4.0))
     ]
