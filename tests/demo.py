@@ -49,7 +49,7 @@ def _script(steps: int) -> Any:
         draw = random.Random(repr(key))
         right, wrong = _VALUES["builtin/relu" if "relu" in prompt else "builtin/abs"]
         skill = 0.25 + 0.6 * latest / steps + 0.1 * key[-1]
-        value, head, plan = right, _HEAD, "Add <Ofast> so that the loop vectorises & stays short."
+        value, plan = right, "Add <Ofast> so that the loop vectorises & stays short."
         if draw.random() > skill:
             bugs = [
                 (wrong, "Try less."),

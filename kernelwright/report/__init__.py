@@ -87,7 +87,7 @@ def _run(
         "a step": f"{recipe['tasks_per_step']} tasks × {recipe['group_size']} trajectories × {recipe['max_turns']}"
         + (" turns" if recipe["max_turns"] > 1 else " turn"),
         "kernels": f"{kernels:,}",
-        "time in steps": f"{seconds / 60:.1f} min",
+        "time in steps": f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.0f} s",
         "seed": recipe["seed"],
     }
     versions = ", ".join(f"{name} {version}" for name, version in config.get("versions", {}).items())

@@ -160,17 +160,16 @@ function big(title, from, to, note) {
 function drawEvaluations() {
   const sets = DATA.evaluations.filter((one) => one.before || one.after);
   const pair = ({ before, after }, get, format) => [before && after ? format(get(before)) : null, format(get(after || before))];
-  sets.forEach((one, place) => {
-    const { name, tasks, samples } = one;
-    const scope = `${name}: ${tasks}, ${samples} trajectories each`;
+  const first = sets[0];
+  if (first) {
+    const scope = `${first.tasks} ${first.name.toLowerCase()} × ${first.samples} trajectories`;
     const last = (values) => values.at(-1);
-    $("headline").append(big("Correct at the last turn", ...pair(one, (record) => last(record.correct), percent), scope));
-    if (place) return;
     $("headline").append(
-      big("Correct at any turn", ...pair(one, (record) => record.any_correct, percent), scope),
-      big("Speedup of correct kernels", ...pair(one, (record) => last(record.speedup), times), `${name}, last turn, geometric mean over PyTorch`),
-      big("Correct and faster than PyTorch", ...pair(one, (record) => record.faster, percent), `${name}, best kernel of a trajectory`));
-  });
+      big("Correct at the last turn", ...pair(first, (record) => last(record.correct), percent), scope),
+      big("Correct at any turn", ...pair(first, (record) => record.any_correct, percent), "best turn of each trajectory"),
+      big("Speedup of correct kernels", ...pair(first, (record) => last(record.speedup), times), "over PyTorch, geometric mean, last turn"),
+      big("Faster than PyTorch", ...pair(first, (record) => record.faster, percent), "correct as well, best turn of each trajectory"));
+  }
   for (const { name, before, after } of sets) {
     const turns = (after || before).correct.map((_, index) => index);
     const legend = [["before", before], ["after", after]].filter(([, record]) => record).map(([label]) => ({ name: label, fill: colour(label) }));

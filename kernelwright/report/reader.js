@@ -90,7 +90,7 @@ function reply(turn, limit) {
     reached = Math.max(reached, to);
   }
   // what stands between the parts is a line break or the end token: shown only when it says something
-  return parts.filter(([name, from, to]) => name || turn.pieces.slice(from, to).join("").trim()).map(([name, from, to]) => make("div", { class: `part ${name || "rest"}` },
+  return parts.filter(([name, from, to]) => name || turn.pieces.slice(from, to).join("").trim()).map(([name, from, to]) => make("div", { class: "part", "data-part": name || "rest" },
     make("p", { class: "label" }, name || (found.length ? "rest" : "reply")),
     make(name === "code" || !found.length ? "pre" : "p", { class: name === "code" ? "code" : "prose" }, ...tokens(turn, from, to, limit))));
 }
