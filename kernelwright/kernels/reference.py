@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ TASK_ERRORS = (
     TypeError,
     ValueError,
 )
+
+T = TypeVar("T")
 
 _SIZE_NAMES = ("n", "m", "k")
 _PRIMES = (7, 11, 13, 17, 19, 23, 29, 31)
@@ -109,7 +111,7 @@ class Reference:
         self.task = task
         self.seed = seed
         self._lock = threading.Lock()
-        self._cases: dict[str, tuple[Case, ...]] = {}
+        self._memory: dict[str, Any] = {}
         self.namespace = self._execute(task.reference)
         self.initial = self._call("get_init_inputs") if "get_init_inputs" in self.namespace else []
         self.model = self._build(self.namespace["Model"])
@@ -157,7 +159,7 @@ class Reference:
             sizes = {case.distribution: root_mean_square(case.expected) for case in cases[: len(DISTRIBUTIONS)]}
             return tuple(replace(case, magnitude=sizes[case.distribution]) for case in cases)
 
-        return self._cached("check", make)
+        return self.cached("check", make)
 
     def time_cases(self) -> tuple[tuple[Case, Case], ...]:
         """Two sets of inputs for every shape at which candidates are timed."""
@@ -166,7 +168,7 @@ class Reference:
             sets = [(sizes, 100 + 2 * i + j) for i, sizes in enumerate(self.time_shapes) for j in range(2)]
             return tuple(self.case(sizes, "signed", draw) for sizes, draw in sets)
 
-        cases = self._cached("time", make)
+        cases = self.cached("time", make)
         return tuple((cases[i], cases[i + 1]) for i in range(0, len(cases), 2))
 
     def case(self, sizes: Mapping[str, int], distribution: str, draw: int) -> Case:
@@ -209,11 +211,22 @@ class Reference:
             array = array > 0
         return torch.from_numpy(np.ascontiguousarray(np.asarray(array))).to(getattr(torch, tensor.dtype))
 
-    def _cached(self, key: str, make: Callable[[], tuple[Case, ...]]) -> tuple[Case, ...]:
+    def cached(self, key: str, make: Callable[[], T]) -> T:
+        """What `make` gives, made once."""
         with self._lock:
-            if key not in self._cases:
-                self._cases[key] = make()
-            return self._cases[key]
+            if key not in self._memory:
+                self._memory[key] = make()
+            return self._memory[key]
+
+    def changed_model(self, source: str) -> Any:
+        """A copy of the model, parameters included, with the methods of `Model` in another source.
+
+        Raises:
+            BadTask: the source does not run.
+        """
+        model = copy.deepcopy(self.model)
+        model.__class__ = self._execute(source)["Model"]
+        return model
 
     def _execute(self, source: str) -> dict[str, Any]:
         namespace: dict[str, Any] = {"__name__": "reference"}
