@@ -110,9 +110,6 @@ def _restored(value: Any) -> Any:
     return [_restored(entry) for entry in value] if isinstance(value, list) else value
 
 
-# ---------------------------------------------------------------- writing
-
-
 class Run:
     """A run directory that this process writes; one process at a time. Made by `start`."""
 
@@ -150,8 +147,7 @@ class Run:
         with _writing(self.path), _aside(folder) as aside:
             save(str(aside))
             _write(aside / "state.json", {"step": step})
-        for old in checkpoints(self.path)[:-_KEPT_CHECKPOINTS]:
-            shutil.rmtree(self.path / "checkpoints" / f"step-{old}")
+        self._prune()
 
     def keep_best(self, step: int) -> None:
         """Let `checkpoints/best` be a copy of `checkpoints/step-N`, which has to exist unless it is that already."""
@@ -162,12 +158,21 @@ class Run:
             shutil.copytree(self.path / "checkpoints" / f"step-{step}", aside, dirs_exist_ok=True)
 
     def cut(self, step: int) -> None:
-        """Drop every line of a later step than `step`, and a torn last line."""
+        """Drop every line of a later step than `step`, a torn last line, and what a kill left among the checkpoints."""
         with _writing(self.path):
+            for left_over in (self.path / "checkpoints").glob(".*"):
+                shutil.rmtree(left_over)
+            self._prune()
             for name in (METRICS, TIMINGS, GROUPS, EVALUATIONS):
                 file = self.path / name
                 if file.exists():
                     os.truncate(file, _length(file, step))
+
+    def _prune(self) -> None:
+        for old in checkpoints(self.path)[:-_KEPT_CHECKPOINTS]:
+            folder = self.path / "checkpoints" / f"step-{old}"
+            # half a checkpoint must not look like one
+            shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
 
 
 def start(path: str | os.PathLike[str], recipe: Recipe, *, resume: bool = False) -> Run:
@@ -263,8 +268,7 @@ def _aside(folder: Path) -> Iterator[Path]:
     """A new folder beside `folder` that replaces it when the block ends well."""
     aside, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     for left_over in (aside, old):
-        if left_over.exists():
-            shutil.rmtree(left_over)
+        shutil.rmtree(left_over, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         yield aside
@@ -307,9 +311,6 @@ def _writing(folder: Path) -> Iterator[None]:
         else:
             advice = "choose a directory that can be written with --out"
         raise BadRun(f"cannot write the run directory '{folder}': {error.strerror or error}; {advice}") from error
-
-
-# ---------------------------------------------------------------- reading
 
 
 def config(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
-from kernelwright import credit, select
+from kernelwright import credit, select, store
 from kernelwright.context import full
+from kernelwright.engines.scripted import ScriptedEngine
 from kernelwright.errors import InfrastructureError
 from kernelwright.loss import clipped
 from kernelwright.prompts import read_reply
-from kernelwright.types import Evaluation, Message, Optimiser, Outcome, Recipe, Sampling, Status, Task
+from kernelwright.types import Environment, Evaluation, Message, Optimiser, Outcome, Recipe, Sampling, Status, Task
 
 
 def guess_task(number: int) -> Task:
@@ -50,7 +52,7 @@ class GuessEpisode:
 
 
 @contextmanager
-def guessing(*, scale: float = 1.0) -> Iterator[object]:
+def guessing(*, scale: float = 1.0) -> Iterator[Environment]:
     def environment(task: Task) -> tuple[tuple[Message, ...], GuessEpisode]:
         return (Message(role="user", content="Guess."),), GuessEpisode(task, scale=scale)
 
@@ -82,3 +84,24 @@ def guess_recipe(**changes: object) -> Recipe:
         "evaluate_samples": 2,
     }
     return Recipe(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def learner() -> ScriptedEngine:
+    """A policy that is best after four updates and gets worse again, with some luck in each draw."""
+
+    def replies(prompt: str, key: tuple[int, ...]) -> str:
+        # guesses are within `spread` of 2, which is the middle of the tasks that tests use
+        spread = 1 + abs(engine.policy - 4)
+        return reply(2 + (sum(part * (3 * place + 5) for place, part in enumerate(key)) + len(prompt)) % spread)
+
+    engine = ScriptedEngine(replies)
+    return engine
+
+
+def run_files(path: Path) -> dict[str, str]:
+    """Everything of a run that equal runs share: all but clocks."""
+    names = ["config.json", store.METRICS, store.GROUPS, store.EVALUATIONS]
+    files = {name: (path / name).read_text() if (path / name).exists() else "" for name in names}
+    for file in sorted((path / "checkpoints").rglob("*.json")):
+        files[str(file.relative_to(path))] = file.read_text()
+    return files
