@@ -25,7 +25,8 @@ _VALUES = {"builtin/relu": ("x[i] > 0 ? x[i] : 0", "x[i]"), "builtin/abs": ("fab
 class _Saving(ScriptedEngine):
     def save(self, path: str) -> None:
         super().save(path)
-        self.tokenizer.save_pretrained(path)
+        tokenizer: Any = self.tokenizer
+        tokenizer.save_pretrained(path)
 
 
 def demo_run(path: Path, *, steps: int = 3) -> Path:

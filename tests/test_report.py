@@ -71,7 +71,7 @@ def test_a_trajectory_is_told_whole(run: Path, page: str) -> None:
 
 
 def test_pieces_are_the_reply_whatever_the_characters() -> None:
-    tokenizer = tiny_tokenizer()
+    tokenizer: Any = tiny_tokenizer()
     text = "naïve 🙂 漢字\n<b>&amp;</b>"
     tokens = tokenizer.encode(text, add_special_tokens=False)
     found = pieces(tokenizer.backend_tokenizer, [*tokens, tokenizer.eos_token_id])

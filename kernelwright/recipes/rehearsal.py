@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 from kernelwright.errors import UnknownName, UserError
 from kernelwright.recipes.override import arguments
@@ -35,7 +35,7 @@ def rehearse(recipe: Recipe) -> None:
     evaluation = Evaluation(
         task="rehearsal", backend="none", status=Status.CORRECT, kernel_ms=(1.0,), reference_ms=(2.0,)
     )
-    reward = arguments(recipe.environment).get("reward")
+    reward: Any = arguments(recipe.environment).get("reward")
     parts = reward(evaluation) if callable(reward) else {"reward": 1.0}
     trajectory = _trajectory(Outcome(feedback="", parts=parts, evaluation=evaluation))
     group = Group(task="rehearsal", trajectories=(trajectory,) * min(recipe.group_size, 2))
