@@ -161,6 +161,7 @@ class Evaluator:
     def _judge(self, reference: Reference, cases: Sequence[Case], calls: Sequence[Call]) -> Evaluation:
         """The verdict on some calls: the first failure, or CORRECT."""
         largest = 0.0
+        hacks: tuple[Hack, ...] = ()
         seen: dict[int, bytes] = {}
         for case, call in zip(cases, calls, strict=False):
             data = call.output.tobytes() if call.output is not None else b""
@@ -171,10 +172,11 @@ class Evaluator:
             if not verdict.correct:
                 return verdict
             largest = max(largest, verdict.max_error or 0.0)
+            hacks = hacks or borrowed(call, reference.task.policy)
             seen[case.draw] = data
         if len(calls) < len(cases):
             raise InfrastructureError("the runner stopped early without saying why")
-        return self._record(reference.task, Status.CORRECT, max_error=largest)
+        return self._record(reference.task, Status.CORRECT, max_error=largest, hacks=hacks)
 
     def _judge_call(self, reference: Reference, case: Case, call: Call) -> Evaluation:
         task = reference.task
@@ -222,7 +224,7 @@ class Evaluator:
             verdict,
             kernel_ms=tuple(kernel),
             reference_ms=tuple(against),
-            hacks=tuple(hacks),
+            hacks=(*verdict.hacks, *hacks),
             profile={**verdict.profile, **bandwidth},
         )
 
@@ -259,3 +261,15 @@ def suspicions(calls: Sequence[Call], moved: float) -> list[Hack]:
     if taken < 1e3 * moved / _BYTES_A_SECOND:
         found.append(Hack(rule="faster than memory", evidence=f"{moved / 1e6:.3g} MB in {taken:.3g} ms"))
     return found
+
+
+def borrowed(call: Call, policy: Sequence[str]) -> tuple[Hack, ...]:
+    """A result that came from a library's own kernels, beyond those that the task's policy allows."""
+    if call.launches is None:
+        return ()
+    found = []
+    if call.launches == 0:
+        found.append(Hack(rule="no kernel", evidence="forward launches no kernel of its own"))
+    if other := [name for name in call.library if name not in policy]:
+        found.append(Hack(rule="library call", evidence=f"forward computes with torch: {', '.join(other[:4])}"))
+    return tuple(found)

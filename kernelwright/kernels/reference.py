@@ -50,13 +50,18 @@ class Array:
     dtype: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Interface:
     """What a candidate is called with: every input, every parameter of the model, the output, the sizes."""
 
     inputs: tuple[Array, ...]
     output: Array
     sizes: tuple[str, ...]
+    # for candidates that are a module as well: the arguments of its constructor, those of its `forward` (None stands for
+    # the next input) and the names of its parameters and buffers, the last of `inputs`
+    initial: tuple[Any, ...] = ()
+    arguments: tuple[Any, ...] = ()
+    parameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -298,7 +303,15 @@ class Reference:
         sizes = tuple(dict.fromkeys(name for tensor in self.task_inputs for name in tensor.shape if not name.isdigit()))
         result, shape = self._output_shape(sizes)
         dtype = str(result.dtype).removeprefix("torch.")
-        return Interface(inputs=tuple(arrays), output=Array(name="out", shape=shape, dtype=dtype), sizes=sizes)
+        given = [None] * len(self.task_inputs) if self.given is None else self.given
+        return Interface(
+            inputs=tuple(arrays),
+            output=Array(name="out", shape=shape, dtype=dtype),
+            sizes=sizes,
+            initial=tuple(self.initial),
+            arguments=tuple(None if isinstance(value, torch.Tensor) else value for value in given),
+            parameters=tuple(name for name, _ in _named(self.model)),
+        )
 
     def _output_shape(self, sizes: tuple[str, ...]) -> tuple[torch.Tensor, tuple[str, ...]]:
         """Runs the reference at sizes that are distinct primes, so that each extent of the output names itself."""
@@ -322,10 +335,13 @@ DISTRIBUTIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.
 }
 
 
+def _named(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """Parameters, then buffers, as far as a kernel can be handed them as arrays."""
+    return [(name, t) for name, t in [*model.named_parameters(), *model.named_buffers()] if t.dim() > 0]
+
+
 def _parameters(model: Any) -> list[tuple[str, torch.Tensor]]:
-    """Parameters, then buffers, as arrays that a kernel can be handed."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return [(name.replace(".", "_"), tensor.detach().clone()) for name, tensor in named if tensor.dim() > 0]
+    return [(name.replace(".", "_"), tensor.detach().clone()) for name, tensor in _named(model)]
 
 
 def _line(error: BaseException) -> str:

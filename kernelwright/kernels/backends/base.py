@@ -46,6 +46,9 @@ class Call:
     ms: float = 0.0
     outside_ms: float = 0.0
     location: Location | None = None
+    # where the candidate is called through a library: what it computed with the library, and its own kernels' launches
+    library: tuple[str, ...] = ()
+    launches: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
