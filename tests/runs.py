@@ -105,3 +105,22 @@ def run_files(path: Path) -> dict[str, str]:
     for file in sorted((path / "checkpoints").rglob("*.json")):
         files[str(file.relative_to(path))] = file.read_text()
     return files
+
+
+class LetterEpisode:
+    """The reward is the share of vowels in the reply, which even a random model can learn to raise."""
+
+    def step(self, text: str) -> Outcome:
+        share = sum(character in "aeiou" for character in text) / max(len(text), 1)
+        return Outcome(feedback=f"{share:.2f}", parts={"vowels": share})
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def vowels() -> Iterator[Environment]:
+    def environment(task: Task) -> tuple[tuple[Message, ...], LetterEpisode]:
+        return (Message(role="user", content=task.statement),), LetterEpisode()
+
+    yield environment
