@@ -51,12 +51,7 @@ def build(out: Path, *, seed: int = 0, settings: Settings = Settings(), log: Log
         openings = Openings(evaluator)
         texts = [message.content for talk in talks for message in openings(talk.chain)]
     texts += [exchange.reply.text for talk in talks for exchange in talk.exchanges]
-    texts += [
-        feedback(exchange.evaluation)
-        for talk in talks
-        for exchange in talk.exchanges
-        if exchange.evaluation
-    ]
+    texts += [feedback(exchange.evaluation) for talk in talks for exchange in talk.exchanges if exchange.evaluation]
     tokens = tokenizer.train(texts, vocabulary=settings.vocabulary)
     rows = training_rows(talks, openings, Chat(tokens), Random(seed))
     log(f"{len(rows)} rows, {sum(len(row.tokens) for row in rows) / 1e6:.2f} M tokens, vocabulary {len(tokens)}")

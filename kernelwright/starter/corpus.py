@@ -119,7 +119,11 @@ def next_reply(previous: Reply, evaluation: Evaluation, rng: Random) -> Reply:
     else:
         cured = replace(cured, slip_seed=rng.randrange(1 << 30))
     if cure_names:
-        return reply(cured, f"other formula instead of {' then '.join(names)}.", f"changed the formula of {' then '.join(names)}.")
+        return reply(
+            cured,
+            f"other formula instead of {' then '.join(names)}.",
+            f"changed the formula of {' then '.join(names)}.",
+        )
     return reply(cured, _REMEDIES[evaluation.status], "mended the fault.")
 
 

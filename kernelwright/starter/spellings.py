@@ -272,12 +272,40 @@ REDUCE: dict[str, Spelling] = {
     ),
     "norm": Spelling((_rows("float v = 0.0f;", "LOOP v += o[j] * o[j];", "v = sqrtf(v);"),)),
     "var": Spelling(
-        (_rows("float mu = 0.0f;", "LOOP mu += o[j] / m;", "float v = 0.0f;", "LOOP v += (o[j] - mu) * (o[j] - mu);", "v = v / m;"),),
-        _rows("float mu = 0.0f;", "LOOP mu += o[j] / m;", "float v = 0.0f;", "LOOP v += (o[j] - mu) * (o[j] - mu);", "v = v / (m - 1);"),
+        (
+            _rows(
+                "float mu = 0.0f;",
+                "LOOP mu += o[j] / m;",
+                "float v = 0.0f;",
+                "LOOP v += (o[j] - mu) * (o[j] - mu);",
+                "v = v / m;",
+            ),
+        ),
+        _rows(
+            "float mu = 0.0f;",
+            "LOOP mu += o[j] / m;",
+            "float v = 0.0f;",
+            "LOOP v += (o[j] - mu) * (o[j] - mu);",
+            "v = v / (m - 1);",
+        ),
     ),
     "std": Spelling(
-        (_rows("float mu = 0.0f;", "LOOP mu += o[j] / m;", "float v = 0.0f;", "LOOP v += (o[j] - mu) * (o[j] - mu);", "v = sqrtf(v / (m - 1));"),),
-        _rows("float mu = 0.0f;", "LOOP mu += o[j] / m;", "float v = 0.0f;", "LOOP v += (o[j] - mu) * (o[j] - mu);", "v = sqrtf(v / m);"),
+        (
+            _rows(
+                "float mu = 0.0f;",
+                "LOOP mu += o[j] / m;",
+                "float v = 0.0f;",
+                "LOOP v += (o[j] - mu) * (o[j] - mu);",
+                "v = sqrtf(v / (m - 1));",
+            ),
+        ),
+        _rows(
+            "float mu = 0.0f;",
+            "LOOP mu += o[j] / m;",
+            "float v = 0.0f;",
+            "LOOP v += (o[j] - mu) * (o[j] - mu);",
+            "v = sqrtf(v / m);",
+        ),
     ),
     "sum_squares": Spelling((_rows("float v = 0.0f;", "LOOP v += o[j] * o[j];"),)),
     "mean_abs": Spelling(

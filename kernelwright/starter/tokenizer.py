@@ -15,7 +15,9 @@ CHAT_TEMPLATE = (
 )
 
 # where a piece ends besides the end of a line: inside the sentences whose parts recombine
-_CUTS = r"\n|Plan: | then | of |without line |in line \d+: |Correct: | times the |; the loop in |out\[|\] is |, expected "
+_CUTS = (
+    r"\n|Plan: | then | of |without line |in line \d+: |Correct: | times the |; the loop in |out\[|\] is |, expected "
+)
 
 
 def train(texts: Iterable[str], *, vocabulary: int = 2560) -> Any:

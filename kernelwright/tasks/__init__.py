@@ -1,7 +1,7 @@
 """Where tasks come from: `load(spec)` turns a SPEC of the command line into tasks.
 
-    builtin                 all builtin tasks          builtin:train | :validation | :heldout   one set
-    builtin/NAME            one of them                file:PATH.py                             a KernelBench problem file
+builtin                 all builtin tasks          builtin:train | :validation | :heldout   one set
+builtin/NAME            one of them                file:PATH.py                             a KernelBench problem file
 """
 
 from __future__ import annotations

@@ -86,7 +86,12 @@ def _input(name: str, chain: Sequence[str]) -> Input:
 def _sizes(least: int, *, even: bool, product: bool) -> tuple[tuple[dict[str, int], ...], tuple[dict[str, int], ...]]:
     """Check shapes: odd, of size one (or the least that is defined), larger than a cache line and no block's multiple."""
     if product:
-        check = ({"n": 5, "k": 7, "m": 37}, {"n": 1, "k": 1, "m": 1}, {"n": 3, "k": 65, "m": 19}, {"n": 9, "k": 33, "m": 2})
+        check = (
+            {"n": 5, "k": 7, "m": 37},
+            {"n": 1, "k": 1, "m": 1},
+            {"n": 3, "k": 65, "m": 19},
+            {"n": 9, "k": 33, "m": 2},
+        )
         return check, ({"n": 96, "k": 160, "m": 201},)
     lengths = [36, 2, 258, 70] if even else [37, least, 257, 64 + least]
     check = tuple({"n": n, "m": m} for n, m in zip((5, 1, 3, 19), lengths, strict=True))
@@ -108,5 +113,7 @@ def find(name: str) -> Task:
     chain = name.split("-")
     unknown = [part for part in chain if part not in OPERATORS]
     if unknown:
-        raise UnknownName("builtin task", name, (task.id.removeprefix("builtin/") for group in SETS for task in load(group)))
+        raise UnknownName(
+            "builtin task", name, (task.id.removeprefix("builtin/") for group in SETS for task in load(group))
+        )
     return make(chain, tags=("composed",))

@@ -56,7 +56,9 @@ def _execute(source: str, path: str) -> dict[str, Any]:
         raise BadTask(f"{path} does not import: {type(error).__name__}: {error}") from error
     missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in module]
     if missing:
-        raise BadTask(f"{path} has no {' and no '.join(missing)}; expected class Model, get_inputs() and get_init_inputs()")
+        raise BadTask(
+            f"{path} has no {' and no '.join(missing)}; expected class Model, get_inputs() and get_init_inputs()"
+        )
     return module
 
 
@@ -70,7 +72,9 @@ def _instantiate(module: dict[str, Any], path: str) -> tuple[Any, list[Any]]:
             output = model(*inputs)
     except Exception as error:  # noqa: BLE001 - as above
         raise BadTask(f"{path} does not run: {type(error).__name__}: {error}") from error
-    kinds = [str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__ for value in [*inputs, output]]
+    kinds = [
+        str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__ for value in [*inputs, output]
+    ]
     if wrong := [kind for kind in kinds if kind != "torch.float32"]:
         raise BadTask(f"{path} takes or returns {wrong[0]}; expected float32 tensors in and one out")
     return model, inputs
@@ -88,4 +92,6 @@ def _require_deterministic(model: Any, inputs: list[Any], path: str) -> None:
     with torch.no_grad():
         first, second = (model(*[tensor.clone() for tensor in inputs]) for _ in range(2))
     if not torch.equal(torch.nan_to_num(first), torch.nan_to_num(second)):
-        raise BadTask(f"{path} is random: two runs on the same inputs differ; a reference must be a function of its inputs")
+        raise BadTask(
+            f"{path} is random: two runs on the same inputs differ; a reference must be a function of its inputs"
+        )
