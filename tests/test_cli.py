@@ -110,6 +110,11 @@ def test_no_argument_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage" in out
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--version")
+    assert (code, out.split()[0]) == (0, "kernelwright")
+
+
 def test_recipes_lists_every_knob(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "recipes", "kevin", "--json")
     knobs = json.loads(out)

@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 
 
-def _version(*, wanted: bool) -> None:
+def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
@@ -41,11 +41,13 @@ def _version(*, wanted: bool) -> None:
 def common(
     *,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Multi-turn reinforcement learning that teaches language models to write fast kernels."""
-    del debug  # taken out of the arguments by `main`, so that it may stand anywhere
-    _version(wanted=version)
+    # `main` takes --debug out of the arguments, so that it may stand anywhere; --version has been dealt with
+    del debug, version
 
 
 app.command("train")(training.train)

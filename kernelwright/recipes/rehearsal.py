@@ -36,7 +36,7 @@ def rehearse(recipe: Recipe) -> None:
         task="rehearsal", backend="none", status=Status.CORRECT, kernel_ms=(1.0,), reference_ms=(2.0,)
     )
     reward: Any = arguments(recipe.environment).get("reward")
-    parts = reward(evaluation) if callable(reward) else {"reward": 1.0}
+    parts = reward(evaluation) if reward is not None else {"reward": 1.0}
     trajectory = _trajectory(Outcome(feedback="", parts=parts, evaluation=evaluation))
     group = Group(task="rehearsal", trajectories=(trajectory,) * min(recipe.group_size, 2))
     keep = recipe.select(group)
