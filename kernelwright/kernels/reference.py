@@ -57,8 +57,8 @@ class Interface:
     inputs: tuple[Array, ...]
     output: Array
     sizes: tuple[str, ...]
-    # for candidates that are a module as well: the arguments of its constructor, those of its `forward` (None stands for
-    # the next input) and the names of its parameters and buffers, the last of `inputs`
+    # for candidates that are a module as well: the arguments of its constructor, those of its `forward` (None stands
+    # for the next input) and the names of its parameters and buffers, the last of `inputs`
     initial: tuple[Any, ...] = ()
     arguments: tuple[Any, ...] = ()
     parameters: tuple[str, ...] = ()

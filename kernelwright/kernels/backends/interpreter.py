@@ -1,8 +1,8 @@
 """The process in which Triton candidates run, without a GPU: `python -m kernelwright.kernels.backends.interpreter`.
 
 It imports torch and Triton once and then, for every line of JSON on stdin, forks a child that runs one candidate. It
-never sees a reference or an expected output. The answer to a line is how the child ended; what the candidate returned is
-in files.
+never sees a reference or an expected output. The answer to a line is how the child ended; what the candidate returned
+is in files.
 """
 
 from __future__ import annotations
@@ -117,13 +117,17 @@ def _imitate_gpu() -> None:
     def same(tensor: Any, *_args: Any, **_keywords: Any) -> Any:
         return tensor
 
-    torch.Tensor.cuda = same
-    torch.nn.Module.cuda = same
-    torch.Tensor.is_cuda = property(lambda _: True)  # pyright: ignore[reportAttributeAccessIssue]
-    torch.cuda.is_available = lambda: True
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.synchronize = lambda _device=None: None
-    torch.cuda.set_device = lambda _device: None
+    patched: list[tuple[Any, str, Any]] = [
+        (torch.Tensor, "cuda", same),
+        (torch.nn.Module, "cuda", same),
+        (torch.Tensor, "is_cuda", property(lambda _: True)),
+        (torch.cuda, "is_available", lambda: True),
+        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "synchronize", lambda _device=None: None),
+        (torch.cuda, "set_device", lambda _device: None),
+    ]
+    for owner, name, value in patched:
+        setattr(owner, name, value)
 
 
 def _count_launches(trace: _Trace) -> None:
@@ -143,8 +147,12 @@ def _count_launches(trace: _Trace) -> None:
     def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         return tuner.fn.run(*args, **{**kwargs, **tuner.configs[0].all_kwargs()})
 
-    interpreter.GridExecutor.__call__ = call
-    autotuner.Autotuner.run = run
+    patched: list[tuple[Any, str, Any]] = [
+        (interpreter.GridExecutor, "__call__", call),
+        (autotuner.Autotuner, "run", run),
+    ]
+    for owner, name, function in patched:
+        setattr(owner, name, function)
 
 
 def _import(path: str) -> types.ModuleType:
@@ -209,7 +217,8 @@ def _case(model: Any, plan: dict[str, Any], arrays: list[np.ndarray], trace: _Tr
         result = model(*arguments)
     if isinstance(result, (tuple, list)) and len(result) == 1:
         result = result[0]
-    if type(result) not in (torch.Tensor, torch.nn.Parameter):
+    # a subclass could compute when it is compared
+    if not isinstance(result, torch.Tensor) or type(result) not in (torch.Tensor, torch.nn.Parameter):
         return {"phase": "result", "error": f"forward returns {type(result).__name__}, expected one tensor"}
     changed = [i for i, (t, a) in enumerate(zip(tensors, arrays, strict=True)) if t.numpy().tobytes() != a.tobytes()]
     np.save(path, result.detach().contiguous().numpy())
@@ -250,9 +259,10 @@ def main() -> None:
     """Serve until stdin ends."""
     torch.set_num_threads(1)
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-    import triton  # noqa: F401 - what every candidate imports is imported once
-    import triton.language
-
+    # what every candidate needs is imported once, here: a first operation under a mode alone imports 800 modules
+    importlib.import_module("triton.language")
+    with _Devices(), _Trace():
+        torch.empty(1, device="cuda").contiguous()
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()
