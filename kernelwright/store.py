@@ -23,7 +23,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from kernelwright.types import Group, Optimiser, Recipe, Sampling
 
 METRICS, TIMINGS, GROUPS, EVALUATIONS = "metrics.jsonl", "timings.jsonl", "groups.jsonl", "evaluations.jsonl"
 _KEPT_CHECKPOINTS = 2
+_NOTHING_FREE = 2**20
 
 
 class _Step(msgspec.Struct):
@@ -211,10 +212,8 @@ def versions() -> dict[str, str]:
     """Of Python and of the packages that decide results."""
     found = {"python": platform.python_version()}
     for package in ("kernelwright", "torch", "transformers", "tokenizers", "numpy"):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -272,8 +271,11 @@ def _aside(folder: Path) -> Iterator[Path]:
     aside.mkdir(parents=True)
     try:
         yield aside
-    except BaseException:
+    except BaseException as error:
+        full = isinstance(error, Exception) and shutil.disk_usage(aside).free < _NOTHING_FREE
         shutil.rmtree(aside, ignore_errors=True)
+        if full:  # which torch and safetensors say by exceptions of their own
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise
     for file in (*aside.rglob("*"), aside):
         _sync(file)
@@ -306,10 +308,8 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            advice = "free some space, then continue with --resume"
-        else:
-            advice = "choose a directory that can be written with --out"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "free some space, then continue with --resume" if full else "name one that can be written with --out"
         raise BadRun(f"cannot write the run directory '{folder}': {error.strerror or error}; {advice}") from error
 
 
@@ -374,7 +374,6 @@ def checkpoints(path: str | os.PathLike[str]) -> list[int]:
 
 
 def _state(folder: Path) -> int | None:
-    """The step of a checkpoint, None where there is none."""
     file = folder / "state.json"
     return msgspec.json.decode(file.read_bytes(), type=_Step).step if file.exists() else None
 

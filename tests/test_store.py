@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -236,6 +237,37 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(BadRun) as error:
             run.append(store.METRICS, [{"step": 1}])
         assert "No space left on device; free some space, then continue with --resume" in one_line(error)
+
+
+def test_a_full_disk_is_told_from_a_library_that_does_not_say_so(tmp_path: Path) -> None:
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small file system")
+
+    def save(folder: str) -> None:
+        try:
+            (Path(folder) / "weights").write_bytes(bytes(2**21))
+        except OSError as error:
+            raise RuntimeError("unexpected pos 131648 vs 131600") from error
+
+    try:
+        with store.start(tmp_path, guess_recipe()) as run, pytest.raises(BadRun) as error:
+            run.checkpoint(1, save)
+        assert "No space left on device" in one_line(error)
+        assert store.checkpoints(tmp_path) == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_failure_with_room_on_the_disk_is_itself(tmp_path: Path) -> None:
+    def save(folder: str) -> None:
+        raise RuntimeError(f"a bug, {Path(folder).name}")
+
+    with store.start(tmp_path, guess_recipe()) as run, pytest.raises(RuntimeError, match="a bug"):
+        run.checkpoint(1, save)
+    assert os.listdir(tmp_path / "checkpoints") == []
 
 
 def test_what_is_no_run_directory(tmp_path: Path) -> None:
