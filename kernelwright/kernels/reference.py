@@ -7,8 +7,11 @@ float64 from the same float32 inputs that the candidate gets.
 from __future__ import annotations
 
 import copy
+import functools
+import hashlib
 import inspect
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,6 +80,10 @@ class Case:
 
     # element type that the candidate writes: the reference's own
     output_dtype: np.dtype
+    # names the case among all cases of all tasks
+    key: str
+    # processor time that the reference took for it, in float64
+    reference_seconds: float = 0.0
     # root mean square of what the reference gives for this distribution at the first check shape: where one element
     # is all the output, it says how large such elements are
     magnitude: float = 0.0
@@ -115,6 +122,7 @@ class Reference:
     def __init__(self, task: Task, *, seed: int = 0) -> None:
         self.task = task
         self.seed = seed
+        self.key = hashlib.sha256(f"{seed} {task!r}".encode()).hexdigest()
         self._lock = threading.Lock()
         self._memory: dict[str, Any] = {}
         self.namespace = self._execute(task.reference)
@@ -166,20 +174,12 @@ class Reference:
 
         return self.cached("check", make)
 
-    def time_cases(self) -> tuple[tuple[Case, Case], ...]:
-        """Two sets of inputs for every shape at which candidates are timed."""
-
-        def make() -> tuple[Case, ...]:
-            sets = [(sizes, 100 + 2 * i + j) for i, sizes in enumerate(self.time_shapes) for j in range(2)]
-            return tuple(self.case(sizes, "signed", draw) for sizes, draw in sets)
-
-        cases = self.cached("time", make)
-        return tuple((cases[i], cases[i + 1]) for i in range(0, len(cases), 2))
-
     def case(self, sizes: Mapping[str, int], distribution: str, draw: int) -> Case:
         """Inputs for one call and, in float64, what must come out."""
         values = self.values(sizes, distribution, draw)
+        started = time.thread_time()
         wide = self.forward(values, dtype=torch.float64)
+        seconds = time.thread_time() - started
         expected = wide.contiguous().numpy()
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         return Case(
@@ -188,6 +188,8 @@ class Reference:
             expected=expected.astype(np.float64) if wide.is_floating_point() else expected,
             distribution=distribution,
             draw=draw,
+            key=f"{self.key} {dict(sizes)} {distribution} {draw}",
+            reference_seconds=seconds,
             output_dtype=np.dtype(self.interface.output.dtype),
         )
 
@@ -324,6 +326,15 @@ class Reference:
         result = self.forward(self.values(first, "signed", 0), dtype=torch.float32)
         names = {extent: name for name, extent in reversed(list(first.items()))}
         return result, tuple(names.get(extent, str(extent)) for extent in result.shape)
+
+
+@functools.lru_cache(maxsize=48)  # megabytes each
+def time_cases(reference: Reference) -> tuple[tuple[Case, Case], ...]:
+    """Two sets of inputs for every shape at which candidates are timed."""
+    return tuple(
+        (reference.case(sizes, "signed", 100 + 2 * i), reference.case(sizes, "signed", 101 + 2 * i))
+        for i, sizes in enumerate(reference.time_shapes)
+    )
 
 
 # how the values of "signed" and of "positive" inputs are drawn: a candidate that is right on one kind of values only

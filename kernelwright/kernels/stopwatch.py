@@ -21,7 +21,7 @@ from kernelwright.errors import InfrastructureError
 from kernelwright.kernels.reference import Reference
 from kernelwright.types import Task
 
-_WARM = 3
+_WARM = 6
 
 
 class Stopwatch:

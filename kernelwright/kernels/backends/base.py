@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,3 +79,10 @@ class Backend:
     build: Callable[[Interface, str, Workspace], Built | Rejected]
     # (built, interface, cases, limit in seconds for each call, workspace) -> one Call a case, fewer after a failure
     run: Callable[[Built, Interface, Sequence[Case], float, Workspace], list[Call]]
+
+
+def store(path: Path, data: bytes) -> None:
+    """Write a file aside, then put it in place, so that a thread that finds it finds all of it."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(data)
+    os.replace(file.name, path)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from kernelwright.errors import BadTask, InfrastructureError, MissingTool
-from kernelwright.kernels.backends.base import Backend, Built, Call, CallStatus, Rejected, Workspace
+from kernelwright.kernels.backends.base import Backend, Built, Call, CallStatus, Rejected, Workspace, store
 from kernelwright.kernels.reference import Array, Case, Interface, load
 from kernelwright.kernels.vectorised import limit
 from kernelwright.types import Location, Task
@@ -98,7 +98,7 @@ def build(interface: Interface, source: str, workspace: Workspace) -> Built | Re
     command += _GCC_FLAGS if _is_gcc() else ["-lm"]
     code, output = _spawn(command, workspace.own, _COMPILE_SECONDS + 2)
     if code == 0:
-        return Built(path=workspace.own / "kernel.so", profile=limit(source, output))
+        return Built(path=workspace.own / "kernel.so", profile=limit(source, output) if _is_gcc() else {})
     if "No space left on device" in output or code == 3:
         raise InfrastructureError(f"the C compiler could not work: {output.strip()[-200:]}")
     if found := _DIAGNOSTIC.search(output):
@@ -111,7 +111,7 @@ def build(interface: Interface, source: str, workspace: Workspace) -> Built | Re
 
 def run(built: Built, interface: Interface, cases: Sequence[Case], seconds: float, workspace: Workspace) -> list[Call]:
     """Calls the candidate on each case in turn, in one process, until something goes wrong."""
-    plan, inputs = _prepare(interface, tuple(cases), workspace.shared)
+    plan, inputs = _prepare(interface, cases, workspace.shared)
     records = 32 * len(cases)
     starts = np.cumsum([records, *((case.output_bytes + 63) // 64 * 64 for case in cases)])
     results = workspace.own / "results"
@@ -154,11 +154,14 @@ def _call(interface: Interface, case: Case, row: list[int], data: memoryview) ->
     return Call(status=status, message=message, output=output, ms=row[2] / 1e6, outside_ms=row[3] / 1e6)
 
 
-@functools.lru_cache(maxsize=4096)
-def _prepare(interface: Interface, cases: tuple[Case, ...], shared: Path) -> tuple[Path, Path]:
+def _prepare(interface: Interface, cases: Sequence[Case], shared: Path) -> tuple[Path, Path]:
     """Plan and inputs of some cases as files; written once, since every candidate of a task gets the same."""
     if len(interface.inputs) + 1 + len(interface.sizes) > _MAX_BUFFERS_AND_SIZES:
         raise BadTask(f"a C kernel takes at most {_MAX_BUFFERS_AND_SIZES} arguments; use a smaller model")
+    name = hashlib.sha256("\n".join(case.key for case in cases).encode()).hexdigest()[:24]
+    paths = shared / f"{name}.plan", shared / f"{name}.inputs"
+    if paths[0].exists():
+        return paths
     plan, parts, offset = [len(cases)], [], 0
     placed: dict[int, int] = {}
     for case in cases:
@@ -170,17 +173,9 @@ def _prepare(interface: Interface, cases: tuple[Case, ...], shared: Path) -> tup
                 offset += len(parts[-1])
             plan += [placed[id(array)], array.nbytes]
         plan += [case.output_bytes, case.poison, len(interface.sizes), *(case.sizes[name] for name in interface.sizes)]
-    words, blob = np.array(plan, dtype=np.int64).tobytes(), b"".join(parts)
-    name = hashlib.sha256(words + blob).hexdigest()[:24]
-    return _store(shared / f"{name}.plan", words), _store(shared / f"{name}.inputs", blob)
-
-
-def _store(path: Path, data: bytes) -> Path:
-    if not path.exists():
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
-    return path
+    store(paths[1], b"".join(parts))
+    store(paths[0], np.array(plan, dtype=np.int64).tobytes())
+    return paths
 
 
 def _spawn(command: list[str], folder: Path, seconds: float) -> tuple[int | None, str]:

@@ -17,7 +17,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from kernelwright.errors import BadTask, InfrastructureError
-from kernelwright.kernels.backends.base import Backend, Built, Call, Rejected, Workspace
+from kernelwright.kernels.backends.base import Backend, Built, Call, Rejected, Workspace, store
 from kernelwright.kernels.reference import Array, Case, Interface, load
 from kernelwright.types import Location, Task
 
@@ -142,18 +141,16 @@ def _call(interface: Interface, case: Case, said: dict[str, Any], source: str, p
 
 
 def _prepare(interface: Interface, cases: Sequence[Case], shared: Path) -> Path:
-    plan = {
-        "initial": interface.initial,
-        "arguments": interface.arguments,
-        "parameters": interface.parameters,
-        "cases": [list(case.inputs) for case in cases],
-    }
-    data = pickle.dumps(plan)
-    path = shared / f"{hashlib.sha256(data).hexdigest()[:24]}.pickle"
+    name = hashlib.sha256("\n".join(case.key for case in cases).encode()).hexdigest()[:24]
+    path = shared / f"{name}.pickle"
     if not path.exists():
-        with tempfile.NamedTemporaryFile(dir=shared, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
+        plan = {
+            "initial": interface.initial,
+            "arguments": interface.arguments,
+            "parameters": interface.parameters,
+            "cases": [list(case.inputs) for case in cases],
+        }
+        store(path, pickle.dumps(plan))
     return path
 
 
