@@ -121,21 +121,18 @@ def evaluation_line(line: dict[str, Any] | Any) -> str:
 
 
 def comparison(before: dict[str, Any], after: dict[str, Any], *, title: str) -> Table:
-    """Before and after, a row for each turn and for the best of a trajectory."""
+    """Before and after, a row for each turn and for the best turns."""
     table = Table(title=f"{title} ({before['tasks']} x {before['samples']})", box=SIMPLE_HEAD, title_justify="left")
-    for heading in ("", "correct", "after", "faster than PyTorch", "after", "speedup of correct", "after"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table.add_column("", no_wrap=True)
+    for heading in ("correct", "faster than PyTorch", "speedup of correct"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, old, new in zip(_row_names(before), _rows(before), _rows(after), strict=True):
-        cells = [
-            format_(get(numbers))
-            for get, format_ in (
-                (lambda one: one["correct"], _percent),
-                (lambda one: one["fast_p"].get("1"), _percent),
-                (lambda one: one["speedup_geomean"], _times),
-            )
-            for numbers in (old, new)
-        ]
-        table.add_row(name, *cells)
+        table.add_row(
+            name,
+            f"{_percent(old['correct'])} -> {_percent(new['correct'])}",
+            f"{_percent(old['fast_p'].get('1'))} -> {_percent(new['fast_p'].get('1'))}",
+            f"{_times(old['speedup_geomean'])} -> {_times(new['speedup_geomean'])}",
+        )
     return table
 
 
@@ -143,7 +140,7 @@ def print_numbers(numbers: dict[str, Any], *, title: str, console: Console | Non
     """The result of one measurement: a row for each turn, for the best of a trajectory and the best of a task."""
     heading = f"{title} ({numbers['tasks']} tasks x {numbers['samples']})"
     table = Table(title=heading, box=SIMPLE_HEAD, title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for column in ("correct", "fast_0.5", "fast_1", "fast_2", "mean speedup", "of correct", "score"):
         table.add_column(column, justify="right")
     for name, one in zip(_row_names(numbers), _rows(numbers), strict=True):
@@ -156,7 +153,7 @@ def print_numbers(numbers: dict[str, Any], *, title: str, console: Console | Non
 def _row_names(numbers: dict[str, Any]) -> list[str]:
     samples = numbers["samples"]
     turns = [f"turn {number}" for number, _ in enumerate(numbers["turns"], start=1)]
-    return [*turns, f"avg@{samples}, best turn", f"best@{samples}, best turn"]
+    return [*turns, f"any turn, avg@{samples}", f"any turn, best@{samples}"]
 
 
 def _rows(numbers: dict[str, Any]) -> list[dict[str, Any]]:
