@@ -137,11 +137,14 @@ def comparison(before: dict[str, Any], after: dict[str, Any], *, title: str) -> 
 
 
 def print_numbers(numbers: dict[str, Any], *, title: str, console: Console | None = None) -> None:
-    """The result of one measurement: a row for each turn, for the best of a trajectory and the best of a task."""
-    heading = f"{title} ({numbers['tasks']} tasks x {numbers['samples']})"
-    table = Table(title=heading, box=SIMPLE_HEAD, title_justify="left")
+    """The result of one measurement: a row for each turn, for the best of a trajectory and the best of a task.
+
+    "speedup" counts a wrong kernel as 0, "geomean" is that of the correct ones.
+    """
+    heading = f"{title} ({numbers['tasks']} x {numbers['samples']})"
+    table = Table(title=heading, box=SIMPLE_HEAD, title_justify="left", padding=(0, 0, 0, 1))
     table.add_column("", no_wrap=True)
-    for column in ("correct", "fast_0.5", "fast_1", "fast_2", "mean speedup", "of correct", "score"):
+    for column in ("correct", "fast_0.5", "fast_1", "fast_2", "speedup", "geomean", "score"):
         table.add_column(column, justify="right")
     for name, one in zip(_row_names(numbers), _rows(numbers), strict=True):
         fast = [_percent(one["fast_p"].get(p)) for p in ("0.5", "1", "2")]

@@ -228,7 +228,9 @@ def get_init_inputs():
         DOUBLE, id="test/plain", reference=reference, inputs=(), check_shapes=(), time_shapes=()
     )
     text = BACKENDS["c"].instructions(plain_file)
-    prototype = "void kernel(const float *x, const float *norm_weight, const float *norm_bias, float *out, int n, int m)"
+    prototype = (
+        "void kernel(const float *x, const float *norm_weight, const float *norm_bias, float *out, int n, int m)"
+    )
     assert f"{prototype};" in text and "x [n, m], norm_weight [10], norm_bias [10], out [n, m]" in text
     body = """
   for (int i = 0; i < n; i++) {
@@ -294,7 +296,7 @@ def test_openmp_works_and_has_one_thread(checked):
         top="#include <omp.h>",
         before="if (omp_get_max_threads() != 1) { out[0] = 0; return; }",
         value="2 * x[i]",
-    ).replace("for (int i", "_Pragma(\"omp parallel for num_threads(2)\") for (int i")
+    ).replace("for (int i", '_Pragma("omp parallel for num_threads(2)") for (int i')
     assert checked.evaluate(DOUBLE, threads).correct
 
 

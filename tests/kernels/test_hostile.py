@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -17,9 +19,16 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 
 
 @pytest.fixture(scope="module")
-def checked():
-    with Evaluator(timing=False) as evaluator:
-        yield evaluator
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("evaluator")
+
+
+@pytest.fixture(scope="module")
+def checked(place):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(place))
+        with Evaluator(timing=False) as evaluator:
+            yield evaluator
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +37,27 @@ def timed():
         yield evaluator
 
 
-def processes() -> set[str]:
-    """Ids of all processes in which candidates run."""
-    found = set()
+def left_in(place: Path) -> list[str]:
+    """Names of the processes that work in a folder: runners, candidates, and what those started."""
+    found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                if (folder / "comm").read_text().strip().startswith("runner-"):
-                    found.add(folder.name)
+                if os.readlink(folder / "cwd").startswith(str(place)):
+                    found.append((folder / "comm").read_text().strip())
             except OSError:  # it ended meanwhile
                 continue
     return found
+
+
+def test_left_over_processes_would_be_seen(checked, place):
+    thread = threading.Thread(target=checked.evaluate, args=(DOUBLE, double(before="usleep(300000);")))
+    thread.start()
+    seen: set[str] = set()
+    while thread.is_alive():
+        seen.update(left_in(place))
+    thread.join()
+    assert any(name.startswith("runner-") for name in seen)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +69,18 @@ def processes() -> set[str]:
         ({"before": "exit(0);"}, Status.CRASH, "the kernel ended the process"),
         ({"before": "_exit(0);"}, Status.CRASH, "the kernel ended the process"),
         ({"before": "for (volatile int i = 0;;) i++;"}, Status.TIMEOUT, "the kernel did not return in time"),
-        ({"before": "for (;;) { printf(\"%01000d\", 1); fflush(stdout); }"}, Status.TIMEOUT, "the kernel did not return"),
+        ({"before": 'for (;;) { printf("%01000d", 1); fflush(stdout); }'}, Status.TIMEOUT, "the kernel did not return"),
         ({"before": "sleep(60);"}, Status.TIMEOUT, "the kernel did not return in time"),
-        ({"before": "for (;;) { char *p = malloc(1 << 20); memset(p, 1, 1 << 20); }"}, Status.CRASH, "segmentation fault"),
-        ({"top": "__attribute__((constructor)) void c(void) { for (volatile int i = 0;;) i++; }"}, Status.TIMEOUT, "the"),
+        (
+            {"before": "for (;;) { char *p = malloc(1 << 20); memset(p, 1, 1 << 20); }"},
+            Status.CRASH,
+            "segmentation fault",
+        ),
+        (
+            {"top": "__attribute__((constructor)) void c(void) { for (volatile int i = 0;;) i++; }"},
+            Status.TIMEOUT,
+            "the",
+        ),
         ({"after": "out[n * m] = 1;"}, Status.WRONG, "the kernel wrote outside the output buffer"),
         ({"after": "out[-1] = 1;"}, Status.WRONG, "the kernel wrote outside the output buffer"),
         ({"after": "out[n * m] += 1;"}, Status.WRONG, "the kernel wrote outside the output buffer"),
@@ -62,21 +89,22 @@ def processes() -> set[str]:
         ({"value": "2 * x[i + 1]"}, Status.WRONG, "nan where a finite value is expected"),
     ],
 )
-def test_the_verdict_on_faults_and_the_evaluation_after(checked, change, status, message):
-    before = processes()
+def test_the_verdict_on_faults_and_the_evaluation_after(checked, place, change, status, message):
     start = time.perf_counter()
     found = checked.evaluate(DOUBLE, double(**change))
     assert (found.status, found.message.startswith(message)) == (status, True), found.message
     assert time.perf_counter() - start < 15
-    assert processes() <= before
+    assert left_in(place) == []
     assert checked.evaluate(DOUBLE, double(before=f"(void){len(str(change))};")).correct
 
 
-def test_a_fork_bomb_finds_no_fork(checked):
-    before = processes()
-    bomb = double(before="int forked = 0; for (int k = 0; k < 1000; k++) { pid_t p = fork(); if (p == 0) for (;;) fork(); forked += p > 0; }", value="forked ? 0 : 2 * x[i]")
+def test_a_fork_bomb_finds_no_fork(checked, place):
+    bomb = double(
+        before="int forked = 0; for (int k = 0; k < 1000; k++) { pid_t p = fork(); if (p == 0) for (;;) fork(); forked += p > 0; }",
+        value="forked ? 0 : 2 * x[i]",
+    )
     assert checked.evaluate(DOUBLE, bomb).correct
-    assert processes() <= before
+    assert left_in(place) == []
 
 
 @pytest.mark.parametrize(
@@ -94,14 +122,18 @@ def test_the_worker_is_sealed(checked, attack, succeeded):
     victim = Path("/tmp/kernelwright-victim")
     victim.write_text("still here")
     top = "#include <signal.h>\n#include <sys/socket.h>\n#include <sys/ptrace.h>"
-    found = checked.evaluate(DOUBLE, double(top=top, before=f"int won = {attack} {succeeded};", value="won ? 0 : 2 * x[i]"))
+    found = checked.evaluate(
+        DOUBLE, double(top=top, before=f"int won = {attack} {succeeded};", value="won ? 0 : 2 * x[i]")
+    )
     assert found.correct, found.message
     assert victim.read_text() == "still here" and not Path("/tmp/kernelwright-was-here").exists()
     victim.unlink()
 
 
 def test_nothing_of_the_parent_is_in_the_worker(checked):
-    source = double(before='int secret = getenv("KERNELWRIGHT_SECRET") != 0 || getenv("HOME") != 0;', value="secret ? 0 : 2 * x[i]")
+    source = double(
+        before='int secret = getenv("KERNELWRIGHT_SECRET") != 0 || getenv("HOME") != 0;', value="secret ? 0 : 2 * x[i]"
+    )
     os.environ["KERNELWRIGHT_SECRET"] = "1"
     try:
         assert checked.evaluate(DOUBLE, source).correct
@@ -142,8 +174,10 @@ def test_work_after_the_return_is_too_late(timed):
 
 def test_a_forged_answer_is_no_result(timed):
     # the worker's channel is descriptor 4: an answer before the work is done
-    forged = double(top="struct { long long loaded, ns; char error[240]; } answer = {1, 10, {0}};",
-                    before="write(4, &answer, sizeof answer); usleep(2000);")
+    forged = double(
+        top="struct { long long loaded, ns; char error[240]; } answer = {1, 10, {0}};",
+        before="write(4, &answer, sizeof answer); usleep(2000);",
+    )
     assert timed.evaluate(DOUBLE, forged).status is not Status.CORRECT
 
 
