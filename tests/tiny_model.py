@@ -21,7 +21,7 @@ _TEXTS = [
 ]
 
 
-def tiny_tokenizer(vocabulary: int = 320, template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(vocabulary: int = 320, template: str | None = TEMPLATE) -> Any:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]

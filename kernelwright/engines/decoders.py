@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from kernelwright.errors import BadModel
+
 # columns by which a full cache grows
 _BLOCK = 64
 
@@ -88,13 +90,6 @@ def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Te
     return tokens, torch.arange(width, device=device)[None, :] >= (width - lengths)[:, None]
 
 
-def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids of ragged rows, left-aligned  [R, longest], and the rows' lengths  [R]."""
-    width = max(len(row) for row in rows)
-    tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long, device=device)
-    return tokens, torch.tensor([len(row) for row in rows], device=device)
-
-
 class ModuleDecoder:
     """Decodes through the model's own `forward`; works for every causal model whose layers all attend."""
 
@@ -104,6 +99,11 @@ class ModuleDecoder:
         self._cache_name = cache_argument(model)
         config = model.config.get_text_config(decoder=True)
         self._layers = [_Layer() for _ in range(config.num_hidden_layers)]
+        kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        if kinds:
+            raise BadModel(
+                f"layers of kind {', '.join(sorted(kinds))} cannot be sampled here; take a model that attends"
+            )
         # windows are counted in columns, so a row must not have padding in its middle
         self.shares = not getattr(config, "sliding_window", None)
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from kernelwright.chat import Chat
 from kernelwright.engines.decoders import ModuleDecoder
-from kernelwright.engines.llama import LlamaDecoder, supported
 from kernelwright.engines.sampling import generate
 from kernelwright.engines.scoring import Scores, micro_batches, score
 from kernelwright.errors import BadModel
@@ -100,10 +99,9 @@ class LocalEngine:
         config = self.model.config.get_text_config(decoder=True)
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        fast = self._dtype is torch.float32 and supported(self.model)
         with torch.inference_mode(), self._arithmetic():
             return generate(
-                lambda: LlamaDecoder(self.model) if fast else ModuleDecoder(self.model),
+                lambda: ModuleDecoder(self.model),
                 contexts,
                 sampling,
                 keys,
