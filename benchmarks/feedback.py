@@ -72,7 +72,9 @@ def interval(values: np.ndarray, *, draws: int = 10_000) -> tuple[float, float, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--multi", nargs="+", required=True, help="model folders whose turns are measured")
-    parser.add_argument("--single", nargs="+", help="model folders whose fresh attempts are measured (default: --multi)")
+    parser.add_argument(
+        "--single", nargs="+", help="model folders whose fresh attempts are measured (default: --multi)"
+    )
     parser.add_argument("--tasks", default="builtin:heldout")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--samples", type=int, default=4, help="sets of T kernels a task")
@@ -95,11 +97,11 @@ def main() -> None:
             print(f"{side}  {model}: correct {table[:, 0].mean():.1%}, score {table[:, 1].mean():.3f}", flush=True)
         means[side] = np.mean(found, axis=0)
     for column, name in enumerate(("correct", "score")):
-        line = {
-            side: [round(value, 4) for value in interval(means[side][:, column])] for side in sides
-        }
+        line = {side: [round(value, 4) for value in interval(means[side][:, column])] for side in sides}
         difference = interval(means["turns"][:, column] - means["fresh"][:, column])
-        print(json.dumps({"measure": name, "tasks": len(tasks), **line, "difference": [round(v, 4) for v in difference]}))
+        print(
+            json.dumps({"measure": name, "tasks": len(tasks), **line, "difference": [round(v, 4) for v in difference]})
+        )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,11 @@ class UnknownName(UserError):
     def __init__(self, kind: str, got: str, known: Iterable[str]) -> None:
         names = sorted(known)
         near = difflib.get_close_matches(got, names, n=1, cutoff=0.4)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names[:12])}{' ...' if len(names) > 12 else ''}"
+        hint = (
+            f"did you mean '{near[0]}'?"
+            if near
+            else f"known: {', '.join(names[:12])}{' ...' if len(names) > 12 else ''}"
+        )
         super().__init__(f"unknown {kind} '{got}'; {hint}")
 
 

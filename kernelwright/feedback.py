@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from statistics import median
 from typing import Literal
 
 from kernelwright.types import Evaluation, Status
@@ -58,6 +59,6 @@ def _details(evaluation: Evaluation) -> list[str]:
         index = ", ".join(str(i) for i in evaluation.error_index)
         lines.append(f"First wrong element: out[{index}] is {evaluation.got:.5g}, expected {evaluation.expected:.5g}.")
     if evaluation.kernel_ms:
-        kernel, reference = min(evaluation.kernel_ms), min(evaluation.reference_ms)
+        kernel, reference = median(evaluation.kernel_ms), median(evaluation.reference_ms)
         lines.append(f"{kernel:.3g} ms, PyTorch {reference:.3g} ms.")
     return lines

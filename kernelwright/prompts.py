@@ -24,7 +24,7 @@ Write a fast {language} kernel that computes what this PyTorch program computes.
 Reply with a one-line plan, the complete source in one ```{fence} block, and a line "Summary:" that says what you changed.
 """
 
-_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 _SUMMARY = re.compile(r"^[ \t]*\**Summary:\**[ \t]*(.+)$", re.MULTILINE)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from kernelwright import measure, store
 from kernelwright.errors import BadRun, InfrastructureError, UserError
 from kernelwright.rollout import rollout
-from kernelwright.samples import minibatches, rows, weighted
+from kernelwright.samples import minibatches, rows
 from kernelwright.tasks import load
 from kernelwright.types import (
     Context,
@@ -110,22 +110,22 @@ def train(
     chosen = _tasks(recipe.tasks, tasks)
     if not chosen:
         raise UserError(f"got no tasks from '{recipe.tasks}', expected at least one; see `kernelwright tasks list`")
-    with store.start(path, recipe, resume=resume) as run:
-        policy = engine if engine is not None else open_engine(recipe.model)
-        with recipe.environment() as environment:
-            job = _Job(
-                recipe=recipe,
-                sampling=replace(recipe.sampling, seed=recipe.sampling.seed + recipe.seed),
-                engine=policy,
-                environment=environment,
-                run=run,
-                tasks=chosen,
-                validation=_tasks(recipe.validation, validation),
-                heldout=_tasks(recipe.heldout, heldout),
-                workers=workers,
-                progress=progress if progress is not None else _ignore,
-            )
-            _steps(job)
+    # a model that does not load leaves no run directory behind
+    policy = engine if engine is not None else open_engine(recipe.model)
+    with store.start(path, recipe, resume=resume) as run, recipe.environment() as environment:
+        job = _Job(
+            recipe=recipe,
+            sampling=replace(recipe.sampling, seed=recipe.sampling.seed + recipe.seed),
+            engine=policy,
+            environment=environment,
+            run=run,
+            tasks=chosen,
+            validation=_tasks(recipe.validation, validation),
+            heldout=_tasks(recipe.heldout, heldout),
+            workers=workers,
+            progress=progress if progress is not None else _ignore,
+        )
+        _steps(job)
     return path
 
 
@@ -284,8 +284,7 @@ def _update(job: _Job, batch: Sequence[Sample], step: int) -> dict[str, float]:
     ]
     results = [
         job.engine.update(
-            # the constant of Dr. GRPO (arXiv 2503.20783) is the length that a reply may have
-            weighted(part, mode=recipe.aggregate, constant=float(recipe.sampling.max_tokens)),  # type: ignore[arg-type]
+            recipe.aggregate(part),
             recipe.loss,
             optimiser,
             lr_scale=lr_scale(optimiser, update=(step - 1) * per_step + index, updates=recipe.steps * per_step),

@@ -415,7 +415,13 @@ class Engine(Protocol):
         ...
 
     def update(
-        self, rows: Sequence[Sample], loss: Loss, optimiser: Optimiser, *, lr_scale: float = 1.0, temperature: float = 1.0
+        self,
+        rows: Sequence[Sample],
+        loss: Loss,
+        optimiser: Optimiser,
+        *,
+        lr_scale: float = 1.0,
+        temperature: float = 1.0,
     ) -> dict[str, float]:
         """One optimiser step on the sum over rows; returns metrics."""
         ...
@@ -478,8 +484,8 @@ class Recipe:
     select: Callable[..., Any]
     credit: Callable[..., Any]
     loss: Callable[..., Any]
-    # how token weights are normalised over a minibatch, see kernelwright.samples.token_weights
-    aggregate: str = "token_mean"
+    # rows of one optimiser step -> the same rows with weights, see kernelwright.samples.weighted
+    aggregate: Callable[..., Any]
     optimiser: Optimiser
     steps: int
     seed: int = 0

@@ -16,6 +16,7 @@ from kernelwright.engines.scripted import ScriptedEngine
 from kernelwright.errors import InfrastructureError
 from kernelwright.loss import clipped
 from kernelwright.prompts import read_reply
+from kernelwright.samples import weighted
 from kernelwright.types import Environment, Evaluation, Message, Optimiser, Outcome, Recipe, Sampling, Status, Task
 
 
@@ -77,6 +78,7 @@ def guess_recipe(**changes: object) -> Recipe:
         "sampling": Sampling(max_tokens=80, budget=1000),
         "select": partial(select.scored),
         "credit": partial(credit.credit, returns="reward_to_go", gamma=0.4, compare="task", scale="std"),
+        "aggregate": partial(weighted),
         "loss": partial(clipped, low=0.2, high=0.28),
         "optimiser": Optimiser(lr=1e-3, minibatches=2),
         "steps": 4,

@@ -83,9 +83,10 @@ def test_a_task_drawn_twice_is_two_groups(tmp_path: Path) -> None:
     assert origins == [(task, member, 0) for task in ("guess/0", "guess/1") for member in range(4)]
 
 
-def test_the_constant_of_an_aggregation_is_the_room_for_a_reply(tmp_path: Path) -> None:
+def test_the_rows_of_an_update_have_the_weights_of_the_recipe(tmp_path: Path) -> None:
     engine = learner()
-    run(guess_recipe(steps=1, aggregate="constant", optimiser=Optimiser(minibatches=1)), tmp_path, engine=engine)
+    aggregate = partial(weighted, mode="constant", constant=80.0)
+    run(guess_recipe(steps=1, aggregate=aggregate, optimiser=Optimiser(minibatches=1)), tmp_path, engine=engine)
     [part] = engine.updated
     assert {weight for row in part for weight, on in zip(row.weights, row.mask, strict=True) if on} == {1 / (4 * 80)}
 

@@ -8,6 +8,7 @@ from kernelwright import credit, reward, select
 from kernelwright.context import digest
 from kernelwright.environments.refine import refining
 from kernelwright.loss import clipped
+from kernelwright.samples import weighted
 from kernelwright.types import Optimiser, Recipe, Sampling
 
 
@@ -37,7 +38,7 @@ def kevin() -> Recipe:
         select=partial(select.scored),
         credit=partial(credit.credit, returns="reward_to_go", gamma=0.4, compare="task", scale="std"),
         loss=partial(clipped, low=0.2, high=0.28),
-        aggregate="constant",
+        aggregate=partial(weighted, mode="constant", constant=16_384.0, unit="row"),
         optimiser=Optimiser(lr=1e-6, clip=0.05, minibatches=2),
         steps=40,
         evaluate_every=10,

@@ -8,6 +8,7 @@ from kernelwright import credit, reward, select
 from kernelwright.context import digest
 from kernelwright.environments.refine import refining
 from kernelwright.loss import clipped
+from kernelwright.samples import weighted
 from kernelwright.types import Optimiser, Recipe, Sampling
 
 
@@ -33,7 +34,7 @@ def quickstart() -> Recipe:
         select=partial(select.scored),
         credit=partial(credit.credit, returns="reward_to_go", gamma=0.4, compare="task", scale="std"),
         loss=partial(clipped, low=0.2, high=0.28),
-        aggregate="token_mean",
+        aggregate=partial(weighted, mode="token_mean"),
         optimiser=Optimiser(lr=4e-4, schedule="linear", clip=1.0, minibatches=2),
         steps=25,
         evaluate_every=5,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-from kernelwright.errors import UnknownName, UserError
+from kernelwright.errors import UserError
 from kernelwright.recipes.override import arguments
-from kernelwright.samples import Mode, rows, weighted
+from kernelwright.samples import rows
 from kernelwright.types import (
     Completion,
     Evaluation,
@@ -28,8 +28,6 @@ def rehearse(recipe: Recipe) -> None:
         UserError: whatever these raise, such as a discount above 1, an unknown choice or a group of one; also a group
             size that leaves nothing to compare with.
     """
-    if recipe.aggregate not in get_args(Mode):
-        raise UnknownName("aggregation", recipe.aggregate, get_args(Mode))
     if recipe.sampling.temperature == 0:
         raise UserError("sampling.temperature is 0: all trajectories of a group would be equal; expected more than 0")
     evaluation = Evaluation(
@@ -43,7 +41,7 @@ def rehearse(recipe: Recipe) -> None:
     made = rows(group, recipe.credit(group, keep), keep)
     if not made:
         return
-    weights = weighted(made, mode=recipe.aggregate, constant=1.0)  # type: ignore[arg-type]  checked above
+    weights = recipe.aggregate(made)
     _lose(recipe, weights[0].advantages[-1], weights[0].weights[-1])
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from kernelwright import credit
 from kernelwright.loss import clipped
 from kernelwright.recipes.quickstart import quickstart
+from kernelwright.samples import weighted
 from kernelwright.types import Recipe
 
 
@@ -24,7 +25,7 @@ def grpo() -> Recipe:
         group_size=24,
         credit=partial(credit.credit, returns="total", compare="trajectory", scale="std"),
         loss=partial(clipped, low=0.2, high=0.2),
-        aggregate="seq_mean_token_mean",
+        aggregate=partial(weighted, mode="seq_mean_token_mean"),
     )
 
 
@@ -35,7 +36,7 @@ def rloo() -> Recipe:
         name="rloo",
         paper="Back to Basics (arXiv 2402.14740): REINFORCE leave-one-out, one turn, no KL term",
         credit=partial(credit.credit, returns="total", compare="trajectory", baseline="leave_one_out", scale="none"),
-        aggregate="seq_mean_token_sum",
+        aggregate=partial(weighted, mode="seq_mean_token_sum"),
         optimiser=replace(quickstart().optimiser, minibatches=1),
     )
 
@@ -47,5 +48,5 @@ def dr_grpo() -> Recipe:
         name="dr_grpo",
         paper="Understanding R1-Zero-Like Training (arXiv 2503.20783): Dr. GRPO, one turn",
         credit=partial(credit.credit, returns="total", compare="trajectory", scale="none"),
-        aggregate="constant",
+        aggregate=partial(weighted, mode="constant", constant=float(quickstart().sampling.max_tokens)),
     )

@@ -30,9 +30,10 @@ Log = Callable[[str], None]
 class Settings(NamedTuple):
     """Size of the corpus and of the model, and how it is trained."""
 
-    # dialogues by number of turns: those of one turn need no evaluation
+    # first attempts alone, which need no evaluation; dialogues of two and three turns, and on how many tasks
     attempts: int = 14_000
-    dialogues: int = 4_500
+    dialogues: int = 3_000
+    dialogue_chains: int = 600
     vocabulary: int = 2_560
     hidden: int = 160
     layers: int = 4
@@ -78,8 +79,10 @@ def dialogues(evaluator: Evaluator, settings: Settings, *, seed: int, log: Log) 
     """The corpus: first attempts, and dialogues of two and three turns whose feedback is the evaluator's."""
     rng = Random(seed)
     chains = corpus.random_chains(rng)
-    lengths = [1] * settings.attempts + [2 + index % 2 for index in range(settings.dialogues)]
-    jobs = [(next(chains), length, rng.randrange(1 << 60)) for length in lengths]
+    discussed = [next(chains) for _ in range(settings.dialogue_chains)]
+    jobs = [(next(chains), 1, rng.randrange(1 << 60)) for _ in range(settings.attempts)]
+    for index in range(settings.dialogues):
+        jobs.append((discussed[index % len(discussed)], 2 + rng.randrange(2), rng.randrange(1 << 60)))
 
     def judge(chain: tuple[str, ...], source: str | None) -> Evaluation:
         return evaluator.evaluate(builtin.make(chain), source)
@@ -194,7 +197,7 @@ def train(rows: list[Sample], tokens: Any, settings: Settings, *, seed: int, log
         eos_token_id=tokens.eos_token_id,
         pad_token_id=tokens.pad_token_id,
     )
-    engine = LocalEngine(LlamaForCausalLM(config), tokens, device="cpu")
+    engine = LocalEngine(LlamaForCausalLM(config), tokens, device="cpu", micro_tokens=2048)
     optimiser = Optimiser(lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.01)
     rng = Random(seed)
     steps = int(len(rows) * settings.epochs / settings.batch)

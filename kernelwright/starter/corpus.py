@@ -8,7 +8,7 @@ then. No chain of the validation and held-out sets appears.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 from typing import NamedTuple
@@ -177,13 +177,3 @@ def dialogue(chain: tuple[str, ...], turns: int, judge: Judge, rng: Random) -> D
         exchanges.append(Exchange(current, evaluation))
         current = next_reply(current, evaluation, rng)
     return Dialogue(chain, (*exchanges, Exchange(current, None)))
-
-
-def write(count: int, turns: Sequence[float], judge: Judge, *, seed: int) -> Iterator[Dialogue]:
-    """`count` dialogues; `turns[i]` is the weight of dialogues with i + 1 turns. The same seed, the same dialogues
-    as long as the evaluations are the same."""
-    rng = Random(seed)
-    chains = random_chains(rng)
-    for _ in range(count):
-        length = rng.choices(range(1, len(turns) + 1), turns)[0]
-        yield dialogue(next(chains), length, judge, Random(rng.randrange(1 << 60)))

@@ -49,7 +49,9 @@ def test_every_misconception_is_wrong(evaluator):
     drafts = [Draft(chain=(name,), spellings=(-1,), single=single) for name in names for single in (False, True)]
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda draft: evaluator.evaluate(builtin.make(draft.chain), source(draft)), drafts))
-    right = [draft.chain[0] for draft, evaluation in zip(drafts, found, strict=True) if evaluation.status is not Status.WRONG]
+    right = [
+        draft.chain[0] for draft, evaluation in zip(drafts, found, strict=True) if evaluation.status is not Status.WRONG
+    ]
     assert not right
 
 
