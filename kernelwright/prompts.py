@@ -22,7 +22,7 @@ Write a fast {language} kernel that computes what this PyTorch program computes.
 ```
 {instructions}
 Reply with a one-line plan, the complete source in one ```{fence} block, and a line "Summary:" that says what you changed.
-"""
+"""  # noqa: E501 - one line of the prompt
 
 _BLOCK = re.compile(r"```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 _SUMMARY = re.compile(r"^[ \t]*\**Summary:\**[ \t]*(.+)$", re.MULTILINE)

@@ -104,8 +104,7 @@ class ModuleDecoder:
             raise BadModel(
                 f"layers of kind {', '.join(sorted(kinds))} cannot be sampled here; take a model that attends"
             )
-        # windows are counted in columns, so a row must not have padding in its middle
-        self.shares = not getattr(config, "sliding_window", None)
+        self.shares = shares_beginnings(model)
 
     def start(self, plan: Split) -> Tensor:
         """Logits of the first reply token of each row  [R, V]."""
@@ -192,3 +191,8 @@ def _grown(buffer: Tensor, length: int, size: int) -> Tensor:
 def cache_argument(model: Any) -> str:
     """Name of the cache argument of the model's `forward`, which changed within transformers 5."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def shares_beginnings(model: Any) -> bool:
+    """Whether rows may have padding in their middle: windows of sliding attention are counted in columns."""
+    return not getattr(model.config.get_text_config(decoder=True), "sliding_window", None)

@@ -20,7 +20,7 @@ from torch import Tensor
 from kernelwright.chat import Chat
 from kernelwright.engines.decoders import ModuleDecoder
 from kernelwright.engines.sampling import generate
-from kernelwright.engines.scoring import Scores, micro_batches, score
+from kernelwright.engines.scoring import MicroBatch, Scores, micro_batches, score
 from kernelwright.errors import BadModel
 from kernelwright.types import Completion, Loss, Optimiser, Sample, Sampling
 
@@ -112,14 +112,15 @@ class LocalEngine:
 
     def logprobs(self, rows: Sequence[Sample], temperature: float = 1.0) -> list[list[float]]:
         """Log-probability of each token given the tokens before it  [B][L], 0.0 at position 0."""
-        result: list[list[float]] = [[] for _ in rows]
-        for batch in micro_batches(rows, self.micro_tokens):
-            chosen = [rows[index] for index in batch]
-            wanted = [[0, *[1] * (len(row.tokens) - 1)] for row in chosen]
+        result: list[list[float]] = [[0.0] for _ in rows]
+        scored = [index for index, row in enumerate(rows) if len(row.tokens) > 1]
+        chosen = [rows[index] for index in scored]
+        wanted = [[0, *[1] * (len(row.tokens) - 1)] for row in chosen]
+        for batch in micro_batches(self.model, chosen, wanted, tokens=self.micro_tokens):
             with torch.inference_mode():
-                values = self._score(self.model, chosen, wanted, temperature).logprobs
-            for index, part in zip(batch, values.split([sum(flags) for flags in wanted]), strict=True):
-                result[index] = [0.0, *part.tolist()]
+                values = self._score(self.model, batch, wanted, temperature).logprobs
+            for index, part in zip(batch.rows, values.split([sum(wanted[row]) for row in batch.rows]), strict=True):
+                result[scored[index]] = [0.0, *part.tolist()]
         return result
 
     def update(
@@ -152,8 +153,9 @@ class LocalEngine:
             self.reference = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
         self._optimiser.zero_grad(set_to_none=True)
         sums: defaultdict[str, float] = defaultdict(float)
-        for batch in micro_batches(trained, self.micro_tokens):
-            for name, value in self._backward([trained[index] for index in batch], loss, bound, temperature).items():
+        masks = [row.mask for row in trained]
+        for batch in micro_batches(self.model, trained, masks, tokens=self.micro_tokens):
+            for name, value in self._backward(trained, batch, loss, temperature).items():
                 sums[name] += value
         tokens, total = sums.pop("tokens", 0.0), sums.pop("loss", 0.0)
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), optimiser.clip)) if tokens else 0.0
@@ -169,15 +171,17 @@ class LocalEngine:
         return {**means, "loss": total, "grad_norm": norm, "tokens": tokens, "lr": lr, "skipped": float(skipped)}
 
     def _backward(
-        self, rows: Sequence[Sample], loss: Loss, bound: dict[str, Any], temperature: float
+        self, trained: Sequence[Sample], batch: MicroBatch, loss: Loss, temperature: float
     ) -> dict[str, float]:
         """Adds the gradient of some rows; returns sums over their trained tokens."""
-        wanted = [row.mask for row in rows]
-        scores = self._score(self.model, rows, wanted, temperature)
+        wanted = [row.mask for row in trained]
+        rows = [trained[index] for index in batch.rows]
+        bound = getattr(loss, "keywords", {})
+        scores = self._score(self.model, batch, wanted, temperature)
         extra: dict[str, Tensor] = {}
         if bound.get("kl", "none") != "none":
             with torch.no_grad():
-                extra["reference"] = self._score(self.reference, rows, wanted, temperature).logprobs
+                extra["reference"] = self._score(self.reference, batch, wanted, temperature).logprobs
         if bound.get("entropy_coefficient"):
             extra["entropy"] = scores.entropies
         numbers = [index for index, row in enumerate(rows) for on in row.mask if on]
@@ -197,9 +201,9 @@ class LocalEngine:
         values = [value for row in rows for value, on in zip(getattr(row, name), row.mask, strict=True) if on]
         return torch.tensor(values, device=self.model.device)
 
-    def _score(self, model: Any, rows: Sequence[Sample], wanted: Sequence[Sequence[int]], temperature: float) -> Scores:
+    def _score(self, model: Any, batch: MicroBatch, wanted: Sequence[Sequence[int]], temperature: float) -> Scores:
         with self._arithmetic():
-            return score(model, rows, wanted, temperature=temperature)
+            return score(model, batch.plan, [wanted[row] for row in batch.rows], temperature=temperature)
 
     def _arithmetic(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.model.device.type, dtype=self._dtype, enabled=self._dtype is not torch.float32)

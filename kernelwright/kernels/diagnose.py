@@ -36,11 +36,12 @@ def diagnose(reference: Reference, case: Case, got: np.ndarray, comparison: Comp
         return "infinity where a finite value is expected"
     if said := explain(reference, case, got):
         return said
-    if finite.all() and (said := _arithmetic(case, got.astype(np.float64))):
-        return said
     if comparison.max_error <= _INACCURATE:
         return "the result is close, but less accurate than the tolerance allows"
-    return _place(comparison.wrong) or _share(comparison.wrong)
+    wide = got.astype(np.float64)
+    if finite.all() and (said := _one_number(case, wide)):
+        return said
+    return _place(comparison.wrong) or (finite.all() and _one_number_a_row(case, wide)) or _share(comparison.wrong)
 
 
 def _unwritten(case: Case, got: np.ndarray) -> str:
@@ -83,8 +84,8 @@ def _is_tail(flags: np.ndarray) -> bool:
     return 0 < count < flags.size and bool(flags[-count:].all())
 
 
-def _arithmetic(case: Case, got: np.ndarray) -> str:
-    """One number between the result and the expected one: zero, a sign, a factor, a constant, one of those a row."""
+def _one_number(case: Case, got: np.ndarray) -> str:
+    """One number between the result and the expected one: zero, a sign, a factor, a constant."""
     expected = case.expected.astype(np.float64)
     if not got.any():
         return "every element of out is zero"
@@ -98,6 +99,11 @@ def _arithmetic(case: Case, got: np.ndarray) -> str:
     constant = float((got - expected).mean())
     if got.size > 1 and _agrees(got, expected + constant):
         return f"every element is off by the constant {_named(constant, case.sizes)}"
+    return ""
+
+
+def _one_number_a_row(case: Case, got: np.ndarray) -> str:
+    expected = case.expected.astype(np.float64)
     if got.ndim > 1 and got.shape[-1] > 2 and got.size > got.shape[-1]:
         rows = (expected * expected).sum(axis=-1, keepdims=True)
         if _agrees(got, expected * (got * expected).sum(axis=-1, keepdims=True) / np.maximum(rows, 1e-300)):

@@ -304,7 +304,7 @@ static size_t lay_out(const int64_t *plan, const unsigned char *inputs, Command 
             else for (size_t j = 0; j < bytes; j++) arena[at + j] = (unsigned char)(poison >> 8 * (j % 8));
             put_guard(at + bytes, at + rounded(bytes) + GUARD);
         }
-        at += rounded(bytes) + GUARD;
+        at += rounded(bytes) + 2 * GUARD; /* two bands, so that it is clear which buffer was overrun */
     }
     for (int64_t i = 0; i < k; i++) command->arguments[n + 1 + i] = plan[4 + 2 * n + i];
     command->pointers = n + 1, command->count = n + 1 + k;

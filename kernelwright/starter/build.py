@@ -102,7 +102,7 @@ def dialogues(evaluator: Evaluator, settings: Settings, *, seed: int, log: Log) 
 def training_rows(
     talks: Iterable[corpus.Dialogue], openings: Openings, chat: Chat, rng: Random, *, share_full: float = 0.35
 ) -> list[Sample]:
-    """Every reply once: a share of the longer dialogues as one growing conversation, the others digested turn by turn."""
+    """Every reply once: a share of the longer dialogues as growing conversations, the others digested turn by turn."""
     rows = []
     for talk in talks:
         opening = openings(talk.chain)

@@ -1,4 +1,4 @@
-"""The starter policy's tokenizer: byte-level BPE whose pieces are whole lines, so that a kernel is a few dozen tokens."""
+"""The starter policy's tokenizer: byte-level BPE whose pieces are whole lines, so a kernel is a few dozen tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The builtin tasks: chains of operators, written down in `builtin.txt`, one chain a line.
 
-The four sections of that file are disjoint: `train`, `validation` (chooses the checkpoint), `heldout` (measures; fusions
-that appear neither in the others nor in the starter policy's corpus). `scripts/build_tasks` made the file and proved
+The four sections of that file are disjoint: `train`, `validation` (chooses the checkpoint), `heldout` (measures:
+fusions that appear neither in the others nor in the starter policy's corpus). `scripts/build_tasks` made the file and proved
 each line with `kernelwright tasks validate`; the file is the truth, so that a task keeps its meaning.
 """
 
@@ -84,7 +84,7 @@ def _input(name: str, chain: Sequence[str]) -> Input:
 
 
 def _sizes(least: int, *, even: bool, product: bool) -> tuple[tuple[dict[str, int], ...], tuple[dict[str, int], ...]]:
-    """Check shapes: odd, of size one (or the least that is defined), larger than a cache line and no block's multiple."""
+    """Check shapes: odd, of size one (or the least that is defined), longer than a vector, no block's multiple."""
     if product:
         check = (
             {"n": 5, "k": 7, "m": 37},

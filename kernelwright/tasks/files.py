@@ -1,7 +1,7 @@
 """A task from a Python file in KernelBench form: `class Model`, `get_inputs()`, `get_init_inputs()`.
 
-The file is the user's own program and runs in this process. Its inputs become named sizes (equal extents share a name:
-n, m, k, d3, d4, ...), so that a kernel receives the sizes as arguments; it is checked and timed at the file's own sizes.
+The file is the user's own program and runs in this process. The extents of its inputs become named sizes (equal ones
+share a name: n, m, k, d3, d4, ...), which a kernel receives; it is checked and timed at the file's own sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def load(path: str) -> Task:
     source = file.read_text()
     module = _execute(source, path)
     model, inputs = _instantiate(module, path)
-    names = [name for name in inspect.signature(model.forward).parameters][: len(inputs)]
+    names = list(inspect.signature(model.forward).parameters)[: len(inputs)]
     sizes: dict[int, str] = {}
     described = []
     for name, tensor in zip(names, inputs, strict=True):
@@ -52,7 +52,7 @@ def _execute(source: str, path: str) -> dict[str, Any]:
     module: dict[str, Any] = {"__name__": "kernelwright_task"}
     try:
         exec(compile(source, path, "exec"), module)
-    except Exception as error:  # noqa: BLE001 - whatever a user's file raises is the user's to see, in one line
+    except Exception as error:
         raise BadTask(f"{path} does not import: {type(error).__name__}: {error}") from error
     missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in module]
     if missing:
@@ -70,7 +70,7 @@ def _instantiate(module: dict[str, Any], path: str) -> tuple[Any, list[Any]]:
         inputs = list(module["get_inputs"]())
         with torch.no_grad():
             output = model(*inputs)
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:
         raise BadTask(f"{path} does not run: {type(error).__name__}: {error}") from error
     kinds = [
         str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__ for value in [*inputs, output]

@@ -144,13 +144,53 @@ def test_metrics_are_sums_and_token_means_over_all_micro_batches() -> None:
     assert one["entropy"] == pytest.approx(sum(entropies) / len(entropies), rel=1e-5)
 
 
-def test_micro_batches_hold_every_row_once_and_their_size() -> None:
-    rows = ragged_rows(40)
-    batches = micro_batches(rows, 100)
-    assert sorted(index for batch in batches for index in batch) == list(range(40))
+def group_rows(seed: int = 0) -> list[Sample]:
+    """Two groups: a prompt that four rows share, one that three share (and one token of their replies), a lone row."""
+    shared = []
+    for length, members in ((25, 4), (18, 3), (9, 1)):
+        prompt = tuple(torch.randint(0, 320, (length,), generator=torch.Generator().manual_seed(length)).tolist())
+        # the first two rows of ragged_rows sample from position 1 on
+        for row in ragged_rows(members, seed=seed + length):
+            zeros = (0.0,) * length
+            shared.append(
+                Sample(
+                    tokens=(*prompt, 7, *row.tokens[1:]),
+                    mask=(0,) * length + row.mask,
+                    logprobs=(*zeros, *row.logprobs),
+                    advantages=(*zeros, *row.advantages),
+                    weights=(*zeros, *row.weights),
+                    origin=row.origin,
+                )
+            )
+    return shared
+
+
+@pytest.mark.parametrize("rows", [ragged_rows(40), group_rows()])
+@pytest.mark.parametrize("tokens", [1, 100, 10**6])
+def test_micro_batches_hold_every_row_once_and_their_size(rows: list[Sample], tokens: int) -> None:
+    batches = micro_batches(tiny_llama(), rows, [row.mask for row in rows], tokens=tokens)
+    assert sorted(index for batch in batches for index in batch.rows) == list(range(len(rows)))
     for batch in batches:
-        assert len(batch) * max(len(rows[index].tokens) for index in batch) <= 100
-    assert len(micro_batches(rows, 1)) == 40
+        plan = batch.plan
+        for index, head, tail in zip(batch.rows, plan.head, plan.tails, strict=True):
+            assert plan.heads[head] + tail == rows[index].tokens
+            assert not any(rows[index].mask[: len(plan.heads[head]) + 1])
+        padded = len(plan.heads) * max(map(len, plan.heads)) + len(plan.tails) * max(map(len, plan.tails))
+        assert padded <= tokens or len(batch.rows) == 1
+    if tokens == 1:
+        assert len(batches) == len(rows)
+
+
+def test_shared_beginnings_go_through_the_model_once() -> None:
+    rows = group_rows()
+    (batch,) = micro_batches(tiny_llama(), rows, [row.mask for row in rows], tokens=10**6)
+    assert sorted(map(len, batch.plan.heads)) == [0, 18, 25]
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 130, 10**6])
+def test_gradient_through_shared_beginnings_is_that_of_each_row_alone(micro_tokens: int) -> None:
+    rows = group_rows()
+    assert worst(gradients(engine(micro_tokens=micro_tokens), rows), oracle(rows)) < 2e-6
 
 
 def test_one_step_is_adamw_on_the_clipped_gradient() -> None:

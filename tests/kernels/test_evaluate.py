@@ -263,8 +263,13 @@ def test_the_unvectorised_loop_is_named_by_its_line(checked):
     if "Free Software" not in _compiler_version():
         pytest.skip("only gcc reports which loops it vectorised")
     assert checked.evaluate(DOUBLE, double()).profile == {}
-    # without leave to reorder, a sum of floats is one addition after the other
-    assert checked.evaluate(ROWS, _sums(1)).profile == {"limit": "the loop in line 6 is not vectorised"}
+    # a call of expf for every element
+    exponential = task("exponential", "return torch.exp(x)")
+    source = "#include <math.h>\n#include <stdlib.h>\n" + double(value="expf(x[i])")
+    line = 1 + source[: source.index("for (int i")].count("\n")
+    assert checked.evaluate(exponential, source).profile == {"limit": f"the loop in line {line} is not vectorised"}
+    fast = f'#pragma GCC optimize("fast-math")\n{source}'
+    assert "limit" not in checked.evaluate(exponential, fast).profile
 
 
 def _compiler_version() -> str:
@@ -307,6 +312,7 @@ def test_integer_tasks():
         id="test/integers",
         inputs=(dataclasses.replace(tokens.inputs[0], dtype="int64", kind="index", high="m"),),
     )
-    source = "void kernel(const long long *x, long long *out, int n, int m) { for (int i = 0; i < n * m; i++) out[i] = 3 * x[i]; }"
+    loop = "for (int i = 0; i < n * m; i++) out[i] = 3 * x[i];"
+    source = f"void kernel(const long long *x, long long *out, int n, int m) {{ {loop} }}"
     assert evaluate(tokens, source, timing=False).correct
     assert evaluate(tokens, source.replace("3 *", "2 *"), timing=False).status is Status.WRONG

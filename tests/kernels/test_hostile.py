@@ -65,14 +65,14 @@ def test_left_over_processes_would_be_seen(checked, place):
     [
         ({"value": "2 * x[i + 100000000]"}, Status.CRASH, "segmentation fault: an access outside the arrays"),
         ({"before": "abort();"}, Status.CRASH, "aborted: the heap was overwritten or abort() was called"),
-        ({"before": "volatile int zero = 0; out[0] = 1 / zero;"}, Status.CRASH, "integer division by zero"),
+        ({"before": "volatile int zero = 0, r = 77 / zero; (void)r;"}, Status.CRASH, "integer division by zero"),
         ({"before": "exit(0);"}, Status.CRASH, "the kernel ended the process"),
         ({"before": "_exit(0);"}, Status.CRASH, "the kernel ended the process"),
         ({"before": "for (volatile int i = 0;;) i++;"}, Status.TIMEOUT, "the kernel did not return in time"),
         ({"before": 'for (;;) { printf("%01000d", 1); fflush(stdout); }'}, Status.TIMEOUT, "the kernel did not return"),
         ({"before": "sleep(60);"}, Status.TIMEOUT, "the kernel did not return in time"),
         (
-            {"before": "for (;;) { char *p = malloc(1 << 20); memset(p, 1, 1 << 20); }"},
+            {"before": "for (;;) *(volatile char *)malloc(1 << 20) = 1;"},
             Status.CRASH,
             "segmentation fault",
         ),
@@ -100,7 +100,7 @@ def test_the_verdict_on_faults_and_the_evaluation_after(checked, place, change, 
 
 def test_a_fork_bomb_finds_no_fork(checked, place):
     bomb = double(
-        before="int forked = 0; for (int k = 0; k < 1000; k++) { pid_t p = fork(); if (p == 0) for (;;) fork(); forked += p > 0; }",
+        before="int forked = 0; for (int k = 0; k < 99; k++) { int p = fork(); while (!p) fork(); forked += p > 0; }",
         value="forked ? 0 : 2 * x[i]",
     )
     assert checked.evaluate(DOUBLE, bomb).correct
@@ -130,15 +130,10 @@ def test_the_worker_is_sealed(checked, attack, succeeded):
     victim.unlink()
 
 
-def test_nothing_of_the_parent_is_in_the_worker(checked):
-    source = double(
-        before='int secret = getenv("KERNELWRIGHT_SECRET") != 0 || getenv("HOME") != 0;', value="secret ? 0 : 2 * x[i]"
-    )
-    os.environ["KERNELWRIGHT_SECRET"] = "1"
-    try:
-        assert checked.evaluate(DOUBLE, source).correct
-    finally:
-        del os.environ["KERNELWRIGHT_SECRET"]
+def test_nothing_of_the_parent_is_in_the_worker(checked, monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_SECRET", "1")
+    before = 'int secret = getenv("KERNELWRIGHT_SECRET") != 0 || getenv("HOME") != 0;'
+    assert checked.evaluate(DOUBLE, double(before=before, value="secret ? 0 : 2 * x[i]")).correct
 
 
 @pytest.mark.parametrize(
@@ -167,7 +162,7 @@ def test_work_after_the_return_is_too_late(timed):
     late = double(
         top="static const float *from; static float *to; static int count;"
         "static void *work(void *p) { usleep(3000); for (int i = 0; i < count; i++) to[i] = 2 * from[i]; return p; }",
-        before="from = x; to = out; count = n * m; pthread_t t; pthread_create(&t, 0, work, 0); pthread_detach(t); return;",
+        before="from = x; to = out; count = n * m; pthread_t t; pthread_create(&t, 0, work, 0); return;",
     )
     assert timed.evaluate(DOUBLE, late).status is Status.WRONG
 
