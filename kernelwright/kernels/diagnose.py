@@ -41,7 +41,11 @@ def diagnose(reference: Reference, case: Case, got: np.ndarray, comparison: Comp
     wide = got.astype(np.float64)
     if finite.all() and (said := _one_number(case, wide)):
         return said
-    return _place(comparison.wrong) or (finite.all() and _one_number_a_row(case, wide)) or _share(comparison.wrong)
+    if said := _place(comparison.wrong):
+        return said
+    if finite.all() and (said := _one_number_a_row(case, wide)):
+        return said
+    return _share(comparison.wrong)
 
 
 def _unwritten(case: Case, got: np.ndarray) -> str:
