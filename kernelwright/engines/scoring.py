@@ -7,7 +7,7 @@ values serve every row; the gradient of all rows flows back through it, so the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -116,11 +116,11 @@ def _logits(model: Any, plan: Split, tokens: Tensor, places: tuple[Tensor, Tenso
     if any(plan.heads):
         heads, lengths = right_padded(plan.heads, model.device)
         columns = torch.arange(heads.shape[1], device=model.device)
-        name, cache = cache_argument(model), DynamicCache()
+        name, cache = cache_argument(model), cast(Any, DynamicCache())
         forward(input_ids=heads, position_ids=columns.expand(len(heads), -1), use_cache=True, **{name: cache})
         of_row = torch.tensor(plan.head, device=model.device)
-        for layer in cache.layers:
-            layer.keys, layer.values = layer.keys[of_row], layer.values[of_row]
+        # beam search's name for "row i continues from beginning of_row[i]"; the gradient sums over its rows
+        cache.reorder_cache(of_row)
         lengths = lengths[of_row][:, None]
         seen = torch.cat([columns < lengths, torch.ones_like(tokens, dtype=torch.bool)], dim=1)
         positions = positions + lengths
