@@ -186,6 +186,8 @@ class Evaluator:
             return self._record(task, _STATUS[call.status], message=call.message, location=call.location)
         if call.output is None:
             return self._record(task, Status.WRONG, message=call.message)
+        if call.status == "ok" and case.accepts(call.output):
+            return self._record(task, Status.CORRECT)
         comparison = compare(call.output, case.expected, rtol=task.rtol, atol=task.atol, magnitude=case.magnitude)
         if comparison.ok:
             status = Status.CORRECT if call.status == "ok" else Status.WRONG

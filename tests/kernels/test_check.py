@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kernelwright.kernels.check import compare
+from kernelwright.kernels.check import acceptance, compare
 
 
 def test_the_allowed_error_is_absolute_in_units_of_the_data_plus_relative():
@@ -53,3 +53,20 @@ def test_the_magnitude_stands_in_for_the_size_of_a_tiny_output():
 def test_another_shape_is_the_callers_mistake():
     with pytest.raises(ValueError, match="shape"):
         compare(np.zeros(3), np.zeros((3, 1)), rtol=1.0, atol=1.0)
+
+
+def test_the_bounds_accept_nothing_that_the_comparison_rejects():
+    random = np.random.default_rng(0)
+    expected = np.concatenate(
+        [random.standard_normal(2000) * 10.0 ** random.integers(-6, 7, 2000), [np.nan, 1e39, 0.0]]
+    )
+    low, high = acceptance(expected, rtol=1e-4, atol=1e-9)
+    for bound, beyond in ((low, -np.inf), (high, np.inf)):
+        inside = np.where(np.isnan(bound), 0, bound).astype(np.float32)
+        wrong = compare(inside, expected, rtol=1e-4, atol=1e-9).wrong
+        assert list(np.flatnonzero(wrong)) == [2000, 2001], "only where there are no bounds"
+        # and they are tight: four steps further out is rejected
+        for _ in range(4):
+            inside = np.nextafter(inside, np.float32(beyond))
+        assert compare(inside, expected, rtol=1e-4, atol=1e-9).wrong.all()
+    assert np.isnan(low[2000]) and np.isnan(low[2001])
