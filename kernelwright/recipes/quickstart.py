@@ -30,7 +30,7 @@ def quickstart() -> Recipe:
         max_turns=3,
         group_size=8,
         tasks_per_step=12,
-        sampling=Sampling(temperature=1.0, max_tokens=256, budget=1024),
+        sampling=Sampling(temperature=1.0, max_tokens=128, budget=1024),
         select=partial(select.scored),
         credit=partial(credit.credit, returns="reward_to_go", gamma=0.4, compare="task", scale="std"),
         loss=partial(clipped, low=0.2, high=0.28),

@@ -1,8 +1,8 @@
 """The builtin tasks: chains of operators, written down in `builtin.txt`, one chain a line.
 
-The four sections of that file are disjoint: `train`, `validation` (chooses the checkpoint), `heldout` (measures:
-fusions that appear neither in the others nor in the starter policy's corpus). `scripts/build_tasks` made the file and proved
-each line with `kernelwright tasks validate`; the file is the truth, so that a task keeps its meaning.
+The three sections of that file are disjoint: `train`, `validation` (chooses the checkpoint) and `heldout` (measures:
+fusions that are in neither of the others, nor in the corpus of the starter policy). `scripts/build_tasks` made the
+file and proved each line as `kernelwright tasks validate` does; the file is the truth, so a task keeps its meaning.
 """
 
 from __future__ import annotations
