@@ -184,6 +184,13 @@ def drawn(count: int, per_step: int, *, seed: int, step: int) -> list[int]:
     return chosen
 
 
+def spread(tasks: Sequence[Task], count: int) -> list[Task]:
+    """`count` of the tasks at even distances, or all when there are no more."""
+    if count >= len(tasks):
+        return list(tasks)
+    return [tasks[index * len(tasks) // count] for index in range(count)]
+
+
 def lr_scale(optimiser: Optimiser, *, update: int, updates: int) -> float:
     """Factor on the learning rate of update number `update` (from 0) of `updates`.
 
@@ -205,6 +212,7 @@ def _steps(job: _Job) -> None:
     step = _take_up(job)
     while True:
         if step == 0:
+            _measure(job, "before", "train", spread(job.tasks, job.recipe.evaluate_tasks), step)
             _measure(job, "before", "heldout", job.heldout, step)
         if _due(job.recipe, step):
             _measure(job, "during" if step else "before", "validation", job.validation, step)
@@ -218,7 +226,9 @@ def _steps(job: _Job) -> None:
     best = _best_step(job)
     if best is not None and best != step:
         job.engine.load(str(job.run.path / "checkpoints" / "best"))
-    _measure(job, "after", "heldout", job.heldout, step if best is None else best)
+    chosen = step if best is None else best
+    _measure(job, "after", "train", spread(job.tasks, job.recipe.evaluate_tasks), chosen)
+    _measure(job, "after", "heldout", job.heldout, chosen)
     job.tell("finish", step, {"path": str(job.run.path), "best": best})
 
 

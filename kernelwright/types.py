@@ -493,6 +493,8 @@ class Recipe:
     evaluate_every: int = 0
     # trajectories a task in evaluations
     evaluate_samples: int = 4
+    # how many of the training tasks, evenly spread, are measured before and after (0: none)
+    evaluate_tasks: int = 48
     checkpoint_every: int = 1
 
     def __post_init__(self) -> None:

@@ -79,6 +79,7 @@ def guess_recipe(**changes: object) -> Recipe:
         "select": partial(select.scored),
         "credit": partial(credit.credit, returns="reward_to_go", gamma=0.4, compare="task", scale="std"),
         "aggregate": partial(weighted),
+        "evaluate_tasks": 0,
         "loss": partial(clipped, low=0.2, high=0.28),
         "optimiser": Optimiser(lr=1e-3, minibatches=2),
         "steps": 4,

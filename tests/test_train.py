@@ -19,7 +19,7 @@ from kernelwright import store
 from kernelwright.engines.scripted import ScriptedEngine
 from kernelwright.errors import BadRun, InfrastructureError, UserError
 from kernelwright.samples import rows, weighted
-from kernelwright.train import Event, drawn, evaluate_policy, lr_scale, train
+from kernelwright.train import Event, drawn, evaluate_policy, lr_scale, spread, train
 from kernelwright.types import Message, Optimiser, Recipe, Sampling, Task
 
 TASKS = [guess_task(number) for number in range(5)]
@@ -249,3 +249,11 @@ def test_directories_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert paths == [Path("runs/guess-1"), Path("runs/guess-2")]
     assert train(recipe, engine=learner(), tasks=TASKS, resume=True) == Path("runs/guess-2")
     assert isinstance(learner(), ScriptedEngine)
+
+
+def test_a_spread_of_the_training_tasks_is_measured_before_and_after(tmp_path: Path) -> None:
+    run(guess_recipe(steps=1, evaluate_tasks=2), tmp_path, engine=learner(), tasks=TASKS, validation=(), heldout=())
+    measured = [(line["phase"], line["set"], line["tasks"]) for line in store.evaluations(tmp_path)]
+    assert measured == [("before", "train", 2), ("after", "train", 2)]
+    assert spread(TASKS[:5], 2) == [TASKS[0], TASKS[2]]
+    assert spread(TASKS[:2], 7) == TASKS[:2]

@@ -71,7 +71,8 @@ class Live:
         from kernelwright import store
 
         lines = store.evaluations(path)
-        for name, title in (("heldout", "Held-out tasks"), ("validation", "Validation tasks")):
+        titles = {"train": "Training tasks", "heldout": "Held-out tasks", "validation": "Validation tasks"}
+        for name, title in titles.items():
             before = [line for line in lines if line["set"] == name and line["phase"] == "before"]
             later = [line for line in lines if line["set"] == name and line["phase"] != "before"]
             if before and later:

@@ -32,7 +32,7 @@ class Settings(NamedTuple):
 
     # first attempts alone, which need no evaluation; dialogues of two and three turns, and on how many tasks
     attempts: int = 14_000
-    dialogues: int = 3_000
+    dialogues: int = 3_600
     dialogue_chains: int = 600
     vocabulary: int = 2_560
     hidden: int = 160
@@ -197,7 +197,7 @@ def train(rows: list[Sample], tokens: Any, settings: Settings, *, seed: int, log
         eos_token_id=tokens.eos_token_id,
         pad_token_id=tokens.pad_token_id,
     )
-    engine = LocalEngine(LlamaForCausalLM(config), tokens, device="cpu", micro_tokens=2048)
+    engine = LocalEngine(LlamaForCausalLM(config), tokens, device="cpu")
     optimiser = Optimiser(lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.01)
     rng = Random(seed)
     steps = int(len(rows) * settings.epochs / settings.batch)

@@ -15,21 +15,22 @@ from typing import NamedTuple
 
 from kernelwright.starter.drafts import LOUD, Draft, SlipKind, repaired, source, spelling
 from kernelwright.tasks import builtin
-from kernelwright.tasks.operators import OPERATORS, composable
+from kernelwright.tasks.operators import OPERATORS, UNPRACTISED, composable
 from kernelwright.types import Evaluation, Status
 
-# share of first attempts that hold a misconception where there is one
-BELIEVES = 0.88
+# share of first attempts that hold a misconception where there is one: of operators that training tasks contain, and of
+# the others, whose right formula a policy can only learn from feedback
+BELIEVES, BELIEVES_UNPRACTISED = 0.7, 0.92
 # share of attempts with a slip, and how the slips divide
-SLIPS = 0.27
+SLIPS = 0.33
 SLIP_SHARES: dict[SlipKind, float] = {
     "no_code": 2, "semicolon": 5, "undeclared": 4, "brace": 3, "crash": 3, "endless": 2,
     "bounds": 4, "overrun": 3, "initial": 3, "stride": 3, "drop": 8, "swap": 4, "replace": 4,
 }  # fmt: skip
 # share of answers that cure a fault the feedback is about
-CURES_SLIP, CURES_MISCONCEPTION = 0.72, 0.72
+CURES_SLIP, CURES_MISCONCEPTION = 0.75, 0.8
 # share of improvements of a correct kernel that break it
-BREAKS = 0.24
+BREAKS = 0.2
 # share of first attempts in the fast spelling, by decision
 SINGLE, FAST_MATHS, ROWS_OUTSIDE = 0.35, 0.08, 0.5
 # share of improvements that take up each fast spelling
@@ -78,7 +79,8 @@ def first_draft(chain: tuple[str, ...], rng: Random) -> Draft:
     choices = []
     for name in chain:
         found = spelling(name)
-        wrong = found is not None and found.misconception is not None and rng.random() < BELIEVES
+        believes = BELIEVES_UNPRACTISED if name in UNPRACTISED else BELIEVES
+        wrong = found is not None and found.misconception is not None and rng.random() < believes
         choices.append(-1 if wrong else rng.randrange(len(found.right)) if found else 0)
     return Draft(
         chain=chain,

@@ -137,6 +137,13 @@ OPERATORS: dict[str, Operator] = {
 }
 
 
+# operators that no training task contains: on the held-out tasks they show what feedback teaches without practice
+UNPRACTISED = (
+    "hardsigmoid", "softsign", "tanhshrink", "softshrink", "elu", "leaky_relu", "lerp", "smooth_l1",
+    "exclusive_cumsum", "softmin", "l1_normalize", "std", "mean_abs", "root_mean_square",
+)  # fmt: skip
+
+
 def composable(chain: tuple[str, ...]) -> bool:
     """Whether the operators may stand in this order: start first, one reduction, no input read twice."""
     operators = [OPERATORS[name] for name in chain]
