@@ -20,17 +20,17 @@ from kernelwright.types import Evaluation, Status
 
 # share of first attempts that hold a misconception where there is one: of operators that training tasks contain, and of
 # the others, whose right formula a policy can only learn from feedback
-BELIEVES, BELIEVES_UNPRACTISED = 0.7, 0.92
+BELIEVES, BELIEVES_UNPRACTISED = 0.75, 0.92
 # share of attempts with a slip, and how the slips divide
-SLIPS = 0.33
+SLIPS = 0.2
 SLIP_SHARES: dict[SlipKind, float] = {
     "no_code": 2, "semicolon": 5, "undeclared": 4, "brace": 3, "crash": 3, "endless": 2,
     "bounds": 4, "overrun": 3, "initial": 3, "stride": 3, "drop": 8, "swap": 4, "replace": 4,
 }  # fmt: skip
 # share of answers that cure a fault the feedback is about
-CURES_SLIP, CURES_MISCONCEPTION = 0.75, 0.8
+CURES_SLIP, CURES_MISCONCEPTION = 0.75, 0.72
 # share of improvements of a correct kernel that break it
-BREAKS = 0.2
+BREAKS = 0.17
 # share of first attempts in the fast spelling, by decision
 SINGLE, FAST_MATHS, ROWS_OUTSIDE = 0.35, 0.08, 0.5
 # share of improvements that take up each fast spelling

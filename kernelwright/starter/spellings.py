@@ -30,7 +30,11 @@ _SIGMOID = "1.0f / (1.0f + expf(-v))"
 ELEMENT: dict[str, Spelling] = {
     "relu": _one("v = v > 0.0f ? v : 0.0f;", "v = fmaxf(v, 0.0f);"),
     "leaky_relu": _one("v = v > 0.0f ? v : 0.1f * v;", believes="v = v > 0.0f ? v : 0.01f * v;"),
-    "gelu": _one(f"v = {_GELU};", "v = v * 0.5f * (1.0f + erff(v / 1.41421356f));"),
+    "gelu": _one(
+        f"v = {_GELU};",
+        "v = v * 0.5f * (1.0f + erff(v / 1.41421356f));",
+        believes="v = 0.5f * v * (1.0f + erff(v));",
+    ),
     "gelu_tanh": _one(
         "v = 0.5f * v * (1.0f + tanhf(0.79788456f * (v + 0.044715f * v * v * v)));",
         believes="v = 0.5f * v * (1.0f + tanhf(0.79788456f * (v + 0.044715f * v * v)));",
@@ -64,9 +68,9 @@ ELEMENT: dict[str, Spelling] = {
     "logsigmoid": _one(
         "v = fminf(v, 0.0f) - log1pf(expf(-fabsf(v)));", believes="v = fminf(v, 0.0f) + log1pf(expf(-fabsf(v)));"
     ),
-    "exp_neg": _one("v = expf(-fabsf(v));"),
-    "sqrt_abs": _one("v = sqrtf(fabsf(v));"),
-    "log1p_abs": _one("v = log1pf(fabsf(v));"),
+    "exp_neg": _one("v = expf(-fabsf(v));", believes="v = fabsf(expf(-v));"),
+    "sqrt_abs": _one("v = sqrtf(fabsf(v));", believes="v = fabsf(sqrtf(v));"),
+    "log1p_abs": _one("v = log1pf(fabsf(v));", believes="v = logf(fabsf(v));"),
     "sin": _one("v = sinf(v);"),
     "erf": _one("v = erff(v);"),
     "scale": _one("v = v * 0.5f;", "v = 0.5f * v;"),
@@ -79,15 +83,20 @@ ELEMENT: dict[str, Spelling] = {
     "maximum": _one("v = fmaxf(v, y[i * m + j]);"),
     "minimum": _one("v = fminf(v, y[i * m + j]);"),
     "glu": _one("v = v / (1.0f + expf(-y[i * m + j]));", believes="v = y[i * m + j] / (1.0f + expf(-v));"),
-    "swiglu": _one("v = v / (1.0f + expf(-v)) * y[i * m + j];"),
-    "geglu": _one(f"v = {_GELU} * y[i * m + j];"),
-    "squared_error": _one("v = (v - y[i * m + j]) * (v - y[i * m + j]);"),
+    "swiglu": _one(
+        "v = v / (1.0f + expf(-v)) * y[i * m + j];", believes="v = v * y[i * m + j] / (1.0f + expf(-y[i * m + j]));"
+    ),
+    "geglu": _one(f"v = {_GELU} * y[i * m + j];", believes="v = 0.5f * v * (1.0f + erff(v)) * y[i * m + j];"),
+    "squared_error": _one(
+        "v = (v - y[i * m + j]) * (v - y[i * m + j]);",
+        believes="v = 0.5f * (v - y[i * m + j]) * (v - y[i * m + j]);",
+    ),
     "absolute_error": _one("v = fabsf(v - y[i * m + j]);"),
     "smooth_l1": Spelling(
         (("v = fabsf(v - y[i * m + j]);", "v = v < 1.0f ? 0.5f * v * v : v - 0.5f;"),),
         ("v = fabsf(v - y[i * m + j]);", "v = v < 1.0f ? v * v : v;"),
     ),
-    "hinge": _one("v = fmaxf(1.0f - v * y[i * m + j], 0.0f);"),
+    "hinge": _one("v = fmaxf(1.0f - v * y[i * m + j], 0.0f);", believes="v = fmaxf(1.0f - v, 0.0f) * y[i * m + j];"),
     "lerp": _one("v = v + 0.25f * (y[i * m + j] - v);", believes="v = y[i * m + j] + 0.25f * (v - y[i * m + j]);"),
     "row_scale": _one("v = v * w[j];", "v *= w[j];"),
     "bias": _one("v = v + b[j];", "v += b[j];"),
@@ -194,6 +203,12 @@ ROW: dict[str, Spelling] = {
                 "LOOP o[j] = o[j] / length;",
             ),
         ),
+        _rows(
+            "float length = 0.0f;",
+            "LOOP length += o[j] * o[j];",
+            "length = fmaxf(length, 1e-12f);",
+            "LOOP o[j] = o[j] / length;",
+        ),
     ),
     "l1_normalize": Spelling(
         (
@@ -211,7 +226,10 @@ ROW: dict[str, Spelling] = {
             "LOOP o[j] = o[j] / size;",
         ),
     ),
-    "center": Spelling((_rows("float middle = 0.0f;", "LOOP middle += o[j] / m;", "LOOP o[j] = o[j] - middle;"),)),
+    "center": Spelling(
+        (_rows("float middle = 0.0f;", "LOOP middle += o[j] / m;", "LOOP o[j] = o[j] - middle;"),),
+        _rows("float middle = 0.0f;", "LOOP middle += o[j];", "LOOP o[j] = o[j] - middle / (m - 1);"),
+    ),
     "max_shift": Spelling(
         (_rows("float crest = o[0];", "LOOP crest = fmaxf(crest, o[j]);", "LOOP o[j] = o[j] - crest;"),)
     ),
@@ -270,7 +288,10 @@ REDUCE: dict[str, Spelling] = {
             "v = logf(v);",
         ),
     ),
-    "norm": Spelling((_rows("float v = 0.0f;", "LOOP v += o[j] * o[j];", "v = sqrtf(v);"),)),
+    "norm": Spelling(
+        (_rows("float v = 0.0f;", "LOOP v += o[j] * o[j];", "v = sqrtf(v);"),),
+        _rows("float v = 0.0f;", "LOOP v += fabsf(o[j]);"),
+    ),
     "var": Spelling(
         (
             _rows(
