@@ -338,9 +338,18 @@ class Reference:
         return result, tuple(names.get(extent, str(extent)) for extent in result.shape)
 
 
+# sets of inputs for every shape at which candidates are timed
+TIME_SETS = 3
+
+
+def time_draw(position: int, index: int) -> int:
+    """Which draw the set `index` of the time shape `position` is; no check uses it."""
+    return 100 + TIME_SETS * position + index
+
+
 @functools.lru_cache(maxsize=48)  # megabytes each
-def time_cases(reference: Reference) -> tuple[tuple[Case, Case], ...]:
-    """Two sets of inputs for every shape at which candidates are timed."""
+def time_cases(reference: Reference) -> tuple[tuple[Case, ...], ...]:
+    """The sets of inputs for every shape at which candidates are timed  [number of timings][TIME_SETS]."""
     rtol, atol = reference.task.rtol, reference.task.atol
 
     def case(sizes: Mapping[str, int], draw: int) -> Case:
@@ -348,7 +357,7 @@ def time_cases(reference: Reference) -> tuple[tuple[Case, Case], ...]:
         return replace(made, bounds=acceptance(made.expected, rtol=rtol, atol=atol))
 
     shapes = enumerate(reference.time_shapes)
-    return tuple((case(sizes, 100 + 2 * i), case(sizes, 101 + 2 * i)) for i, sizes in shapes)
+    return tuple(tuple(case(sizes, time_draw(i, j)) for j in range(TIME_SETS)) for i, sizes in shapes)
 
 
 # how the values of "signed" and of "positive" inputs are drawn: a candidate that is right on one kind of values only

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from kernelwright.errors import InfrastructureError
-from kernelwright.kernels.reference import Reference
+from kernelwright.kernels.reference import TIME_SETS, Reference, time_draw
 from kernelwright.types import Task
 
 _WARM = 6
@@ -102,15 +102,15 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def measure(task: Task, position: int, *, seed: int, calls: int) -> list[float]:
-    """Eager float32 processor times in ms on the inputs that candidates get, the two sets taking turns  [calls]."""
+    """Eager float32 processor times in ms on the inputs that candidates get, the sets taking turns  [calls]."""
     reference = Reference(task, seed=seed)
     sizes = reference.time_shapes[position]
-    sets = [reference.values(sizes, "signed", 100 + 2 * position + j) for j in range(2)]
+    sets = [reference.values(sizes, "signed", time_draw(position, j)) for j in range(TIME_SETS)]
     times = []
     with torch.no_grad():
         for i in range(_WARM + calls):
             start = time.process_time_ns()
-            reference.model(*sets[i % 2])
+            reference.model(*sets[i % TIME_SETS])
             times.append(1e-6 * (time.process_time_ns() - start))
     return times[_WARM:]
 

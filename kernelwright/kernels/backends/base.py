@@ -44,7 +44,7 @@ class Call:
     # the candidate's output in the shape that was due; None unless the call came back
     output: np.ndarray | None = None
     # processor time in milliseconds: by the clock beside the candidate, and by the one out of its reach, which counts
-    # the preparation of the call as well
+    # a switch of processes as well
     ms: float = 0.0
     outside_ms: float = 0.0
     location: Location | None = None
