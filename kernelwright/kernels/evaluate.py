@@ -33,14 +33,14 @@ from kernelwright.types import Evaluation, Hack, Status, Task
 
 # A timing is cut into processes, none of which is measured on inputs that it has seen before: there is no result to
 # remember. Each calls on the first set of inputs unmeasured, then on every other set measured.
-_PROCESSES, _WARM = 4, 2
+_PROCESSES, _WARM = 2, 2
 MEASURED = _PROCESSES * (TIME_SETS - 1)
 _CALL_SECONDS = 0.5
 # no single core of today moves more bytes a second, whatever cache they are in
 _BYTES_A_SECOND = 2e12
 # what the two clocks of a call differ by when nobody tampers: a switch of processes, and caches that are not as warm as
 # in the call without a kernel
-_SWITCH_MS, _REFILLED_A_SECOND = 0.005, 2e11
+_SWITCH_MS, _REFILLED_A_SECOND = 0.003, 4e11
 _STATUS = {"crash": Status.CRASH, "exit": Status.CRASH, "timeout": Status.TIMEOUT, "load": Status.COMPILE_ERROR}
 
 

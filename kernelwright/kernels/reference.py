@@ -339,7 +339,7 @@ class Reference:
 
 
 # sets of inputs for every shape at which candidates are timed
-TIME_SETS = 3
+TIME_SETS = 5
 
 
 def time_draw(position: int, index: int) -> int:
@@ -347,7 +347,7 @@ def time_draw(position: int, index: int) -> int:
     return 100 + TIME_SETS * position + index
 
 
-@functools.lru_cache(maxsize=48)  # megabytes each
+@functools.lru_cache(maxsize=24)  # tens of megabytes each
 def time_cases(reference: Reference) -> tuple[tuple[Case, ...], ...]:
     """The sets of inputs for every shape at which candidates are timed  [number of timings][TIME_SETS]."""
     rtol, atol = reference.task.rtol, reference.task.atol

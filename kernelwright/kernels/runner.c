@@ -22,10 +22,9 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/syscall.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
-#ifdef SYS_landlock_create_ruleset
+#if __has_include(<linux/landlock.h>)
 #include <linux/landlock.h>
 #endif
 #include <linux/seccomp.h>
@@ -41,6 +40,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -103,7 +103,7 @@ static int read_all(int fd, void *to, size_t bytes) {
 /* Nothing can be opened but the candidate's library: neither the inputs to come nor, under /proc, the memory of the
  * processes above, which know the expected outputs. Without Landlock (Linux before 5.13) files stay readable. */
 static void hide_files(void) {
-#ifdef SYS_landlock_create_ruleset
+#if defined(SYS_landlock_create_ruleset) && defined(LANDLOCK_ACCESS_FS_READ_FILE)
     uint64_t opening = LANDLOCK_ACCESS_FS_EXECUTE | LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR;
     struct landlock_ruleset_attr handled = {.handled_access_fs = opening};
     struct landlock_path_beneath_attr library = {.allowed_access = LANDLOCK_ACCESS_FS_READ_FILE, .parent_fd = LIBRARY};
@@ -354,7 +354,7 @@ static int64_t dry_run(int fds[2], clockid_t clock, const int64_t *part, const u
     Command command;
     Reply reply;
     int64_t least = INT64_MAX, detail = 0, before = 0;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 6; i++) {
         lay_out(part, inputs, &command);
         command.dry = 1;
         if (ask(fds, &command, &reply, 20000, &detail) != OK) fail("the worker does not answer");

@@ -195,9 +195,10 @@ def calls(inside: float, outside: float) -> list[Call]:
 
 
 def test_the_clock_out_of_reach_wins():
-    # preparation of one megabyte is allowed 0.1 + 0.25 ms, and the call a quarter
-    assert trusted_ms(calls(1.0, 1.5)[0], 1e6) == 1.0
-    assert trusted_ms(calls(0.001, 0.9)[0], 1e6) == 0.9
+    # a switch of processes and cold caches may cost 0.003 + 0.0025 ms for one megabyte, and half of a call at most
+    assert trusted_ms(calls(1.0, 1.005)[0], 1e6) == 1.0
+    assert trusted_ms(calls(0.001, 0.9)[0], 1e6) == pytest.approx(0.8945)
+    assert trusted_ms(calls(0.001, 0.008)[0], 1e6) == pytest.approx(0.004)
     assert suspicions(calls(1.0, 1.5), 1e6) == []
     assert [hack.rule for hack in suspicions(calls(0.001, 30.0), 1e6)] == ["clock"]
 

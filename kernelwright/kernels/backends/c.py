@@ -42,6 +42,8 @@ _RUNNER_FLAGS = ("-O2", "-fopenmp", "-Wl,--no-as-needed", "-lm", "-ldl")
 _COMPILE_SECONDS = 10
 _COMPILE_MEMORY, _COMPILE_FILE = 2 << 30, 64 << 20
 _MAX_BUFFERS_AND_SIZES = 40
+# characters of a compiler's message, and of a line of the source, that a verdict repeats
+_SHOWN = 400
 _DIAGNOSTIC = re.compile(r"^kernel\.c:(\d+):(\d+): (?:fatal )?error: (.*)$", re.MULTILINE)
 _STATUSES: dict[int, CallStatus] = {1: "ok", 2: "crash", 3: "timeout", 4: "exit", 5: "guard", 6: "input", 7: "load"}
 _CRASHES: dict[int, str] = {
@@ -262,11 +264,11 @@ def _c_type(array: Array) -> str:
 
 def _location(source: str, line: int, column: int) -> Location:
     lines = source.splitlines()
-    return Location(line=line, column=column, text=lines[line - 1] if 0 < line <= len(lines) else "")
+    return Location(line=line, column=column, text=lines[line - 1][:_SHOWN] if 0 < line <= len(lines) else "")
 
 
 def _plain(message: str) -> str:
-    return re.sub(r"\s*\[-W[^\]]*\]$", "", message.strip())
+    return re.sub(r"\s*\[-W[^\]]*\]$", "", message.strip())[:_SHOWN]
 
 
 def _undefined(message: str) -> str:
