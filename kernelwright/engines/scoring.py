@@ -17,6 +17,8 @@ from kernelwright.engines.decoders import Split, cache_argument, shares_beginnin
 from kernelwright.types import Sample
 
 # some families change the logits after the output matrix; for those the model's own `forward` is asked for logits
+# share of all tokens that shared beginnings must save: attention over a cache is slower than over plain rows
+_WORTH_SHARING = 0.3
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -45,7 +47,11 @@ def micro_batches(
     # up to the first wanted token; `split` leaves the last of these, from which it is predicted, to the row's own end
     openings = [row.tokens[: list(flags).index(1)] for row, flags in zip(rows, wanted, strict=True)]
     order = sorted(range(len(rows)), key=lambda row: openings[row])
-    plan = (split if shares_beginnings(model) else whole)([openings[row] for row in order])
+    prompts = [openings[row] for row in order]
+    plan = split(prompts) if shares_beginnings(model) else whole(prompts)
+    saved = sum(len(plan.heads[index]) for index in plan.head) - sum(map(len, plan.heads))
+    if saved < _WORTH_SHARING * sum(len(row.tokens) for row in rows):
+        plan = whole(prompts)
     head = dict(zip(order, plan.head, strict=True))
     tails = {row: rows[row].tokens[len(plan.heads[head[row]]) :] for row in order}
     batches: list[list[int]] = []

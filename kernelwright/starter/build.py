@@ -41,7 +41,7 @@ class Settings(NamedTuple):
     feed_forward: int = 432
     context: int = 2_048
     batch: int = 64
-    epochs: float = 4.0
+    epochs: float = 3.0
     lr: float = 2e-3
 
 
