@@ -1,6 +1,6 @@
 """The single-turn baselines: the same code with one turn, so that a comparison differs in the recipe's fields only.
 
-Each step asks for as many kernels as `quickstart` does: 12 tasks x 24 first attempts instead of 8 x 3 turns.
+Each step asks for as many kernels as `quickstart` does: 16 tasks x 18 first attempts instead of 6 x 3 turns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def grpo() -> Recipe:
         name="grpo",
         paper="DeepSeekMath (arXiv 2402.03300): GRPO, one turn, no KL term",
         max_turns=1,
-        group_size=24,
+        group_size=18,
         credit=partial(credit.credit, returns="total", compare="trajectory", scale="std"),
         loss=partial(clipped, low=0.2, high=0.2),
         aggregate=partial(weighted, mode="seq_mean_token_mean"),
