@@ -1,4 +1,4 @@
-"""What the starter policy learns from: chains it may see, slips that fail as they say, dialogues that answer feedback."""
+"""What the starter policy learns from: chains it may see, slips that fail as they say, dialogues that go somewhere."""
 
 import itertools
 import shutil
