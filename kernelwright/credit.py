@@ -21,6 +21,13 @@ The *baseline* b is the mean of S, or with leave_one_out the mean over the membe
 which keeps the gradient unbiased. The *scale* s is 1, or std(S) + epsilon with n - 1 in the deviation (Bessel). Returns
 that are all equal give advantages of exactly 0. Where S comes from fewer than two trajectories (the others broke, or
 ended earlier) there is nothing to compare with: the advantage is 0, never the raw return.
+
+A mean over attempts does not know where an attempt started: repairing a wrong kernel earns less than keeping a fast one,
+so that repairs are punished and unlearned. *Carry* c says how much of its last reward a trajectory is expected to keep:
+
+    R_k  becomes  R_k - r_{k-1} (c + gamma c^2 + ... + gamma^(n-1) c^n)        n attempts from k to the end, k >= 1
+
+The last reward belongs to the history, not to what attempt k does, so the gradient's expectation stays what it was.
 """
 
 from __future__ import annotations
@@ -50,6 +57,7 @@ def credit(
     baseline: Baseline = "mean",
     scale: Scale = "none",
     epsilon: float = 1e-6,
+    carry: float = 0.0,
     part: str | None = None,
 ) -> list[list[list[float]]]:
     """Advantages `[G][K][T]`, equal for all tokens of a turn, 0 on turns that are not kept. Formulas: top of this file.
@@ -63,6 +71,8 @@ def credit(
         baseline: with or without the turn's own trajectory.
         scale: as it is, or divided by the standard deviation.
         epsilon: added to the standard deviation.
+        carry: share of the previous attempt's reward that the baseline expects again, in [0, 1]; for rewards to go
+            that are compared over the task or over attempts.
         part: use this reward part alone instead of the sum of all parts.
 
     Raises:
@@ -81,6 +91,12 @@ def credit(
     returns_G_K = [
         turn_returns(trajectory, returns=returns, gamma=gamma, part=part) for trajectory in group.trajectories
     ]
+    if carry:
+        _check_carry(carry=carry, returns=returns, compare=compare)
+        returns_G_K = [
+            [value - expected for value, expected in zip(values, _carried(trajectory, gamma, carry, part), strict=True)]
+            for trajectory, values in zip(group.trajectories, returns_G_K, strict=True)
+        ]
     entries = _entries(group, keep, returns_G_K, compare=compare)
     advantage = partial(_advantage, entries, compare=compare, baseline=baseline, scale=scale, epsilon=epsilon)
     return [
@@ -182,6 +198,17 @@ def _advantage(
     return centred / (_deviation([entry.value for entry in compared]) + epsilon) if scale == "std" else centred
 
 
+def _carried(trajectory: Trajectory, gamma: float, carry: float, part: str | None) -> list[float]:
+    """What the rewards to go of each turn are expected to be after the reward of the attempt before it `[K]`."""
+    rewards = [_reward(turn.outcome, part) for turn in trajectory.turns if turn.outcome is not None]
+    expected = []
+    for number in _attempt_numbers(trajectory):
+        left = len(rewards) - number
+        share = math.fsum(gamma**i * carry ** (i + 1) for i in range(left))
+        expected.append(share * rewards[number - 1] if number else 0.0)
+    return expected
+
+
 def _attempt_numbers(trajectory: Trajectory) -> list[int]:
     """For each turn, how many attempts came before it: a summary has the number of the attempt that follows it."""
     numbers: list[int] = []
@@ -209,6 +236,16 @@ def _deviation(values: Sequence[float]) -> float:
     """Standard deviation with n - 1 in the denominator."""
     mean = _mean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _check_carry(*, carry: float, returns: str, compare: str) -> None:
+    if not 0 <= carry <= 1:
+        raise UserError(f"carry is a share in [0, 1], got {carry}")
+    if returns != "reward_to_go" or compare not in ("task", "attempt"):
+        raise UserError(
+            f"carry={carry} got returns='{returns}' and compare='{compare}', expected rewards to go that are compared "
+            "over the task or over attempts; set carry=0"
+        )
 
 
 def _check_choices(*, returns: str, compare: str, baseline: str, scale: str, gamma: float) -> None:

@@ -380,6 +380,8 @@ class Optimiser:
 
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.95)
+    # added to the root of the second moment: parameters whose gradients are below it hardly move
+    epsilon: float = 1e-8
     weight_decay: float = 0.0
     # gradient-norm limit
     clip: float = 1.0

@@ -106,6 +106,21 @@ def test_returns_by_hand():
     assert turn_returns(rewards, gamma=0.0) == [0, 1.5, 2.3, 0]
 
 
+def test_a_repair_is_not_punished_for_where_it_started():
+    rewards = [[0.0, 0.5, 1.0], [1.0, 1.0, 1.0]]
+    plain = advantages(rewards, partial(credit, gamma=0.4, compare="attempt"))
+    assert plain == [pytest.approx([-0.6, -0.25, 0.0]), pytest.approx([0.6, 0.25, 0.0])]
+    # expected of 1.0 before: 0.5 + 0.4 * 0.25 = 0.6 at the second attempt, 0.5 at the third
+    aware = advantages(rewards, partial(credit, gamma=0.4, compare="attempt", carry=0.5))
+    assert aware == [pytest.approx([-0.6, 0.05, 0.125]), pytest.approx([0.6, -0.05, -0.125])]
+    # a summary between two attempts changes neither
+    longer = [[0.0, None, 0.5, 1.0], [1.0, 1.0, 1.0]]
+    assert advantages(longer, partial(credit, gamma=0.4, compare="attempt", carry=0.5)) == [
+        pytest.approx([-0.6, 0.05, 0.05, 0.125]),
+        pytest.approx([0.6, -0.05, -0.125]),
+    ]
+
+
 def test_a_summary_takes_no_time_and_has_the_return_of_what_follows():
     # rewards to go of (1, 2) at gamma .5 are (2, 2); nothing follows the last note
     assert turn_returns(trajectory([1, None, 2, None]), gamma=0.5) == [2, 2, 2, 0]
@@ -257,6 +272,9 @@ def test_expected_gradient_of_a_bandit(preset: str, factor: float):
         (partial(credit, compare="task", baseline="leave_one_out"), True),
         (partial(credit, returns="total", compare="trajectory", baseline="leave_one_out"), True),
         (PRESETS["reinforce"], True),
+        # what is expected of the reward before depends on the history alone
+        (partial(credit, compare="attempt", baseline="leave_one_out", carry=0.7), True),
+        (partial(credit, compare="task", baseline="leave_one_out", carry=0.7), True),
         # the mean over all turns holds the trajectory's own: biased, as Kevin's is
         (partial(credit, compare="task"), False),
     ],
@@ -351,6 +369,9 @@ def test_one_reward_part_alone():
         {"gamma": math.nan},
         {"compare": "none", "scale": "std"},
         {"compare": "none", "baseline": "leave_one_out"},
+        {"carry": 1.5},
+        {"carry": 0.5, "returns": "total"},
+        {"carry": 0.5, "compare": "trajectory"},
     ],
 )
 def test_bad_knobs_are_one_line(knobs: dict[str, Any]):

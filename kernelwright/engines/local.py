@@ -166,7 +166,9 @@ class LocalEngine:
         lr = optimiser.lr * lr_scale
         if not skipped:
             for group in self._optimiser.param_groups:
-                group.update(lr=lr, betas=optimiser.betas, weight_decay=optimiser.weight_decay)
+                group.update(
+                    lr=lr, betas=optimiser.betas, eps=optimiser.epsilon, weight_decay=optimiser.weight_decay
+                )
             self._optimiser.step()
             self.policy += 1
         self._optimiser.zero_grad(set_to_none=True)
