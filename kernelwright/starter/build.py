@@ -34,7 +34,7 @@ class Settings(NamedTuple):
     attempts: int = 14_000
     dialogues: int = 3_600
     dialogue_chains: int = 600
-    vocabulary: int = 2_560
+    vocabulary: int = 3_072
     hidden: int = 160
     layers: int = 4
     heads: int = 4

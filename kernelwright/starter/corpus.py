@@ -22,15 +22,15 @@ from kernelwright.types import Evaluation, Status
 # the others, whose right formula a policy can only learn from feedback
 BELIEVES, BELIEVES_UNPRACTISED = 0.75, 0.92
 # share of attempts with a slip, and how the slips divide
-SLIPS = 0.2
+SLIPS = 0.24
 SLIP_SHARES: dict[SlipKind, float] = {
     "no_code": 2, "semicolon": 5, "undeclared": 4, "brace": 3, "crash": 3, "endless": 2,
-    "bounds": 4, "overrun": 3, "initial": 3, "stride": 3, "drop": 8, "swap": 4, "replace": 4,
+    "bounds": 4, "overrun": 3, "initial": 3, "stride": 3, "drop": 5,
 }  # fmt: skip
 # share of answers that cure a fault the feedback is about
-CURES_SLIP, CURES_MISCONCEPTION = 0.75, 0.72
+CURES_SLIP, CURES_MISCONCEPTION = 0.72, 0.66
 # share of improvements of a correct kernel that break it
-BREAKS = 0.17
+BREAKS = 0.2
 # share of first attempts in the fast spelling, by decision
 SINGLE, FAST_MATHS, ROWS_OUTSIDE = 0.35, 0.08, 0.5
 # share of improvements that take up each fast spelling
@@ -89,7 +89,6 @@ def first_draft(chain: tuple[str, ...], rng: Random) -> Draft:
         fast_maths=rng.random() < FAST_MATHS,
         rows_outside=rng.random() < ROWS_OUTSIDE,
         slip=_slip(rng, SLIPS),
-        slip_seed=rng.randrange(1 << 30),
     )
 
 
@@ -117,9 +116,7 @@ def next_reply(previous: Reply, evaluation: Evaluation, rng: Random) -> Reply:
     cure_names = bool(names) and not loud and evaluation.status is Status.WRONG and rng.random() < CURES_MISCONCEPTION
     cured = repaired(draft, slip=cure_slip, misconceptions=cure_names)
     if cured.slip is None:
-        cured = replace(cured, slip=_slip(rng, SLIPS * 0.3), slip_seed=rng.randrange(1 << 30))
-    else:
-        cured = replace(cured, slip_seed=rng.randrange(1 << 30))
+        cured = replace(cured, slip=_slip(rng, SLIPS * 0.3))
     if cure_names:
         return reply(
             cured,
@@ -147,7 +144,6 @@ def _improve(draft: Draft, rng: Random) -> Reply:
         fast_maths=draft.fast_maths or rng.random() < TAKES_UP,
         rows_outside=draft.rows_outside or rng.random() < TAKES_UP,
         slip=_slip(rng, BREAKS),
-        slip_seed=rng.randrange(1 << 30),
     )
     changes = [
         text

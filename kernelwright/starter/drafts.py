@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from random import Random
 from typing import Literal
 
 from kernelwright.starter.spellings import ELEMENT, LOOP, REDUCE, ROW, Spelling, double_precision
 from kernelwright.tasks.operators import OPERATORS
 
 SlipKind = Literal[
-    "no_code", "semicolon", "undeclared", "brace", "crash", "endless",
-    "bounds", "overrun", "initial", "stride", "drop", "swap", "replace",
+    "no_code", "semicolon", "undeclared", "brace", "crash", "endless", "bounds", "overrun", "initial", "stride", "drop"
 ]  # fmt: skip
 # the slips after which the evaluator does not get as far as comparing numbers
 LOUD: tuple[SlipKind, ...] = ("no_code", "semicolon", "undeclared", "brace", "crash", "endless")
@@ -30,8 +28,6 @@ class Draft:
     # element-wise kernels and products: the loop over columns inside (fast) or outside
     rows_outside: bool = False
     slip: SlipKind | None = None
-    # decides where the slip happens
-    slip_seed: int = 0
 
     @property
     def misconceptions(self) -> tuple[str, ...]:
@@ -46,8 +42,7 @@ def spelling(name: str) -> Spelling | None:
 
 def source(draft: Draft) -> str:
     """The C source of a draft, slip included."""
-    rng = Random(draft.slip_seed)
-    chain, choices = _mistaken_chain(draft, rng)
+    chain, choices = _written(draft)
     kinds = [OPERATORS[name].kind for name in chain]
     if all(kind == "element" for kind in kinds):
         body = _element_kernel(draft, chain, choices)
@@ -57,7 +52,7 @@ def source(draft: Draft) -> str:
         body = [double_precision(line) for line in body]
     head = [FAST_MATHS] if draft.fast_maths else []
     lines = [*head, "#include <math.h>", "", _signature(draft.chain), *("  " + line for line in body), "}"]
-    return "\n".join(_slipped(lines, draft.slip, rng)) + "\n"
+    return "\n".join(_slipped(lines, draft.slip)) + "\n"
 
 
 def _signature(chain: tuple[str, ...]) -> str:
@@ -89,7 +84,7 @@ def _element_kernel(draft: Draft, chain: list[str], choices: list[int]) -> list[
 def _row_kernel(draft: Draft, chain: list[str], choices: list[int]) -> list[str]:
     reduces = any(OPERATORS[name].kind == "reduce" for name in chain)
     lines = ["float o[m];" if reduces else "float *o = out + i * m;"]
-    load, pending, reduced = "x[i * m + j]", [], False
+    load, pending, after, reduced = "x[i * m + j]", [], [], False
 
     def flush() -> None:
         nonlocal load
@@ -108,11 +103,14 @@ def _row_kernel(draft: Draft, chain: list[str], choices: list[int]) -> list[str]
         elif kind == "element" and not reduced:
             pending.extend(_lines(name, choice))
         elif kind == "element":
-            lines.extend(_lines(name, choice))
+            after.extend(_lines(name, choice))
         else:
             flush()
             lines.extend(_lines(name, choice))
             reduced = reduced or kind == "reduce"
+    if after:
+        # a block of its own, so that a statement is the same line wherever it stands
+        lines.extend(["{", *("  " + line for line in after), "}"])
     if reduced:
         lines.append("out[i] = v;")
     elif pending:
@@ -138,59 +136,39 @@ def _start(name: str, draft: Draft) -> list[str]:
     ]
 
 
-def _mistaken_chain(draft: Draft, rng: Random) -> tuple[list[str], list[int]]:
-    """The chain as written, after the slips that change which operators are computed."""
+def _written(draft: Draft) -> tuple[list[str], list[int]]:
+    """The chain as written: the slip "drop" forgets its last element-wise operator."""
     chain, choices = list(draft.chain), list(draft.spellings)
     elements = [index for index, name in enumerate(chain) if OPERATORS[name].kind == "element"]
     if draft.slip == "drop" and len(chain) > 1 and elements:
-        index = rng.choice(elements)
-        del chain[index], choices[index]
-    elif draft.slip == "replace" and elements:
-        index = rng.choice(elements)
-        plain = [name for name in ELEMENT if not OPERATORS[name].inputs and name != chain[index]]
-        chain[index], choices[index] = rng.choice(plain), 0
-    elif draft.slip == "swap" and len(elements) > 1:
-        index = rng.choice(elements[:-1])
-        if index + 1 in elements:
-            chain[index : index + 2] = chain[index + 1], chain[index]
-            choices[index : index + 2] = choices[index + 1], choices[index]
+        del chain[elements[-1]], choices[elements[-1]]
     return chain, choices
 
 
-def _slipped(lines: list[str], slip: SlipKind | None, rng: Random) -> list[str]:
-    """The lines after the slips that a text editor could make."""
+# slips that change a few characters, (old, new, what else the line has to contain): the first line that fits is changed
+_EDITS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "undeclared": (("float v", "v", "= "), ("double v", "v", "= ")),
+    "crash": (("j++", "i++", "{"),),
+    "endless": (("i < n; i++", "i < n;", ""),),
+    "bounds": (("j < m;", "j < m - 1;", ""),),
+    "overrun": (("j < m;", "j <= m;", "j++"),),
+    "initial": (("= 0.0", "= 1.0", ""), ("= o[0]", "= 0.0", "")),
+    "stride": (("x[i * m + j]", "x[i * n + j]", ""),),
+}
 
-    def change(old: str, new: str, *, where: str = "") -> list[str]:
-        places = [index for index, line in enumerate(lines) if old in line and where in line]
-        if not places:
-            return lines
-        index = rng.choice(places)
-        return [*lines[:index], lines[index].replace(old, new, 1), *lines[index + 1 :]]
 
-    match slip:
-        case "semicolon":
-            places = [index for index, line in enumerate(lines) if line.endswith(";")]
-            index = rng.choice(places)
-            return [*lines[:index], lines[index][:-1], *lines[index + 1 :]]
-        case "undeclared":
-            declared = rng.choice(["float ", "double "]) if any("double " in line for line in lines[3:]) else "float "
-            return change("  " + declared, "  ", where=" = ")
-        case "brace":
-            return lines[:-1]
-        case "crash":
-            return change("j++", "i++", where="{")
-        case "endless":
-            return change("i < n; i++", "i < n;")
-        case "bounds":
-            return change("j < m;", "j < m - 1;")
-        case "overrun":
-            return change("j < m;", "j <= m;", where="j++")
-        case "initial":
-            return change("= 0.0", "= 1.0") if rng.random() < 0.5 else change("= o[0]", "= 0.0")
-        case "stride":
-            return change("x[i * m + j]", "x[i * n + j]")
-        case _:
-            return lines
+def _slipped(lines: list[str], slip: SlipKind | None) -> list[str]:
+    """The lines after a slip that a text editor could make. It happens in one place, the first where it can."""
+    if slip == "brace":
+        return lines[:-1]
+    if slip == "semicolon":
+        declarations = [index for index, line in enumerate(lines) if line.endswith(";") and line.startswith("    ")]
+        return [*lines[: declarations[0]], lines[declarations[0]][:-1], *lines[declarations[0] + 1 :]]
+    for old, new, where in _EDITS.get(slip or "", ()):
+        for index, line in enumerate(lines):
+            if old in line and where in line and not line.startswith("void"):
+                return [*lines[:index], line.replace(old, new, 1), *lines[index + 1 :]]
+    return lines
 
 
 def repaired(draft: Draft, *, slip: bool = True, misconceptions: bool = True) -> Draft:

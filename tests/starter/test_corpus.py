@@ -41,16 +41,13 @@ def test_no_chain_of_a_measured_set_is_in_the_corpus():
         ("bounds", {Status.WRONG}),
         ("overrun", {Status.WRONG, Status.CRASH}),
         ("drop", {Status.WRONG}),
-        ("replace", {Status.WRONG}),
+        ("initial", {Status.WRONG}),
+        ("stride", {Status.WRONG, Status.CRASH}),
     ],
 )
 def test_a_slip_fails_as_it_should(slip, statuses):
     with Evaluator(backend="c", timing=False) as evaluator:
-        found = {
-            evaluator.evaluate(builtin.make(CHAIN), source(_clean(slip=slip, slip_seed=seed))).status
-            for seed in range(3)
-        }
-    assert found <= statuses
+        assert evaluator.evaluate(builtin.make(CHAIN), source(_clean(slip=slip))).status in statuses
 
 
 def test_a_reply_is_read_back_as_it_was_written():
