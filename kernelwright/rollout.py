@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kernelwright.chat import Chat
-from kernelwright.errors import InfrastructureError
+from kernelwright.errors import InfrastructureError, UserError
 from kernelwright.prompts import read_reply, token_spans
 from kernelwright.types import (
     Completion,
@@ -130,6 +130,23 @@ def rollout(
         Group(task=task.id, trajectories=tuple(members[index * group_size : (index + 1) * group_size]))
         for index, task in enumerate(tasks)
     ]
+
+
+def refuse_nothing(groups: Sequence[Group]) -> None:
+    """Say why a rollout holds no turn at all: there is nothing in it to train on, and a score of 0 would be a lie.
+
+    Raises:
+        UserError: no opening fits into the budget.
+        InfrastructureError: no reply could be judged.
+    """
+    members = [one for group in groups for one in group.trajectories]
+    if not members or any(one.turns for one in members):
+        return
+    if members[0].stop is TrajectoryStop.CONTEXT_FULL:
+        raise UserError(
+            f"the opening of task '{groups[0].task}' does not fit: {members[0].note}; raise sampling.budget"
+        )
+    raise InfrastructureError(f"no reply could be judged: {members[0].note}")
 
 
 def _open(live: _Live, task: Task, environment: Environment) -> None:

@@ -12,25 +12,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from kernelwright import measure, store
-from kernelwright.errors import BadRun, InfrastructureError, UserError
-from kernelwright.rollout import rollout
+from kernelwright.errors import BadModel, BadRun, UserError
+from kernelwright.rollout import refuse_nothing, rollout
 from kernelwright.samples import minibatches, rows
 from kernelwright.tasks import load
 from kernelwright.types import (
     Context,
     Engine,
     Environment,
-    Group,
     Optimiser,
     Recipe,
     Sample,
     Sampling,
     Task,
-    TrajectoryStop,
 )
 
 # measuring draws from its own random numbers, the same ones each time, so that two policies meet the same luck
@@ -110,9 +109,10 @@ def train(
     chosen = _tasks(recipe.tasks, tasks)
     if not chosen:
         raise UserError(f"got no tasks from '{recipe.tasks}', expected at least one; see `kernelwright tasks list`")
-    # a model that does not load leaves no run directory behind
+    measured_on = {"validation": _tasks(recipe.validation, validation), "heldout": _tasks(recipe.heldout, heldout)}
+    # tasks or a model that do not load, or a compiler that is not there, leave no run directory behind
     policy = engine if engine is not None else open_engine(recipe.model)
-    with store.start(path, recipe, resume=resume) as run, recipe.environment() as environment:
+    with recipe.environment() as environment, store.start(path, recipe, resume=resume) as run:
         job = _Job(
             recipe=recipe,
             sampling=replace(recipe.sampling, seed=recipe.sampling.seed + recipe.seed),
@@ -120,8 +120,7 @@ def train(
             environment=environment,
             run=run,
             tasks=chosen,
-            validation=_tasks(recipe.validation, validation),
-            heldout=_tasks(recipe.heldout, heldout),
+            **measured_on,
             workers=workers,
             progress=progress if progress is not None else _ignore,
         )
@@ -166,6 +165,7 @@ def evaluate_policy(
         workers=workers,
         seconds=seconds,
     )
+    refuse_nothing(groups)
     return measure.evaluation_numbers(groups, turns=turns)
 
 
@@ -225,7 +225,7 @@ def _steps(job: _Job) -> None:
             job.run.checkpoint(step, job.engine.save)
     best = _best_step(job)
     if best is not None and best != step:
-        job.engine.load(str(job.run.path / "checkpoints" / "best"))
+        _load(job, "best")
     chosen = step if best is None else best
     _measure(job, "after", "train", spread(job.tasks, job.recipe.evaluate_tasks), chosen)
     _measure(job, "after", "heldout", job.heldout, chosen)
@@ -234,16 +234,33 @@ def _steps(job: _Job) -> None:
 
 def _take_up(job: _Job) -> int:
     """Number of steps that are done already; the engine and the files are put to that point."""
-    done = store.checkpoints(job.run.path)
-    step = done[-1] if done else 0
+    newest = store.newest_whole(job.run.path, groups=job.recipe.tasks_per_step, evaluations=partial(_measurements, job))
+    step = newest or 0
     job.run.cut(step)
-    if done:
-        job.engine.load(str(job.run.path / "checkpoints" / f"step-{step}"))
+    if newest is not None:
+        _load(job, f"step-{step}")
         _keep_best(job)
     else:
         job.run.checkpoint(0, job.engine.save)
-    job.tell("start", step, {"path": str(job.run.path), "tasks": len(job.tasks), "resumed": bool(done)})
+    job.tell("start", step, {"path": str(job.run.path), "tasks": len(job.tasks), "resumed": newest is not None})
     return step
+
+
+def _load(job: _Job, checkpoint: str) -> None:
+    folder = job.run.path / "checkpoints" / checkpoint
+    try:
+        job.engine.load(str(folder))
+    except BadModel as error:
+        raise BadRun(
+            f"checkpoint '{folder}' is damaged: {error}; put it back, or remove that folder and --resume"
+        ) from error
+
+
+def _measurements(job: _Job, step: int) -> int:
+    """How many lines of evaluations.jsonl are older than `step`."""
+    before = bool(spread(job.tasks, job.recipe.evaluate_tasks)) + bool(job.heldout)
+    during = sum(_due(job.recipe, earlier) for earlier in range(step)) if job.validation else 0
+    return during + (before if step else 0)
 
 
 def _step(job: _Job, step: int) -> None:
@@ -262,7 +279,7 @@ def _step(job: _Job, step: int) -> None:
         workers=job.workers,
         seconds=seconds,
     )
-    _refuse_nothing(groups)
+    refuse_nothing(groups)
     keeps = [recipe.select(group) for group in groups]
     advantages = [recipe.credit(group, keep) for group, keep in zip(groups, keeps, strict=True)]
     batch: list[Sample] = []
@@ -344,18 +361,6 @@ def _keep_best(job: _Job) -> None:
     best = _best_step(job)
     if best is not None:
         job.run.keep_best(best)
-
-
-def _refuse_nothing(groups: Sequence[Group]) -> None:
-    """A step in which no policy said anything is not a step: say why instead of training on nothing."""
-    members = [one for group in groups for one in group.trajectories]
-    if any(one.turns for one in members):
-        return
-    if members[0].stop is TrajectoryStop.CONTEXT_FULL:
-        raise UserError(
-            f"the opening of task '{groups[0].task}' does not fit: {members[0].note}; raise sampling.budget"
-        )
-    raise InfrastructureError(f"no reply could be judged: {members[0].note}")
 
 
 def _path(recipe: Recipe, out: str | Path | None, *, resume: bool) -> Path:

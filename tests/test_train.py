@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import itertools
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -198,6 +200,55 @@ def test_a_finished_run_is_not_measured_again(tmp_path: Path) -> None:
     run(guess_recipe(), tmp_path, resume=True, engine=engine)
     assert run_files(tmp_path) == files
     assert engine.seen == [] and engine.policy == 4
+
+
+@pytest.mark.parametrize("name", [store.METRICS, store.TIMINGS, store.GROUPS, store.EVALUATIONS])
+def test_a_finished_run_whose_file_is_cut_at_any_byte(tmp_path: Path, name: str) -> None:
+    """It goes on from a checkpoint that no file falls short of, or says that there is none and touches nothing."""
+    whole = run_files(run(guess_recipe(), tmp_path / "whole"))
+    size = (tmp_path / "whole" / name).stat().st_size
+    refused = 0
+    for cut in {*range(0, size, size // 40 + 1), size - 1, size}:
+        again = tmp_path / str(cut)
+        shutil.copytree(tmp_path / "whole", again)
+        os.truncate(again / name, cut)
+        before = run_files(again)
+        line = ""
+        try:
+            run(guess_recipe(), again, resume=True)
+        except BadRun as error:
+            line = str(error)
+            refused += 1
+        assert not line or ("lost lines" in line and "\n" not in line)
+        assert run_files(again) == (before if line else whole)
+    assert 10 < refused < 40
+
+
+def test_a_run_without_checkpoints_keeps_its_lines(tmp_path: Path) -> None:
+    run(guess_recipe(), tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(BadRun, match="has 4 steps but no checkpoint"):
+        run(guess_recipe(), tmp_path, resume=True)
+    assert len(store.metrics(tmp_path)) == 4
+
+
+def test_a_best_checkpoint_that_is_gone_is_said(tmp_path: Path) -> None:
+    run(guess_recipe(), tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "best")
+    with pytest.raises(BadRun, match=r"best' should hold step 2"):
+        run(guess_recipe(), tmp_path, resume=True)
+
+
+def test_tasks_that_are_none_leave_no_run_behind(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nosuch"):
+        run(guess_recipe(heldout="nosuch"), tmp_path / "run", heldout=None)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_measurement_in_which_nothing_was_judged_is_no_zero(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureError, match="the worker is gone"):
+        run(guess_recipe(environment=partial(broken_environment)), tmp_path, validation=())
+    assert store.evaluations(tmp_path) == []
 
 
 def test_sigkill_at_any_file_operation(tmp_path: Path) -> None:

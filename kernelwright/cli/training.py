@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kernelwright.cli.catalogue import Json, one_task
-from kernelwright.errors import UnknownName, UserError
+from kernelwright.errors import BadRun, UnknownName, UserError
 
 if TYPE_CHECKING:
     from kernelwright.types import Recipe, Trajectory
@@ -51,7 +51,7 @@ def train(
         with live:
             path = run(chosen, out=out, resume=resume, progress=live)
     except KeyboardInterrupt:
-        where = live.path or out
+        where = live.path or (out if out and (out / "config.json").exists() else None)
         again = f"continue with: kernelwright train --out {where} --resume" if where else "nothing was written"
         print(f"kernelwright: stopped; {again}", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -110,7 +110,7 @@ def refine(
     chosen = _recipe(None, None, {"model": model, "backend": backend, "seed": seed}, settings or [])
     found = one_task(task)
 
-    from kernelwright.rollout import rollout
+    from kernelwright.rollout import refuse_nothing, rollout
     from kernelwright.train import open_engine
 
     engine = open_engine(chosen.model)
@@ -124,6 +124,7 @@ def refine(
             group_size=samples,
             sampling=replace(chosen.sampling, seed=chosen.sampling.seed + seed),
         )
+    refuse_nothing(groups)
     best = max(groups[0].trajectories, key=_reward)
     _print_history(best)
     turn = best.best
@@ -157,6 +158,8 @@ def _recipe(name: str | None, run: Path | None, options: dict[str, Any], setting
         base = store.recipe(run)
         if name is not None and name != base.name:
             raise UserError(f"'{run}' is a run of recipe '{base.name}', got '{name}'; leave the recipe out to go on")
+    elif run is not None:
+        raise BadRun(f"'{run}' holds no run to go on with; check --out, or leave --resume out to start one there")
     else:
         base = named(name or "quickstart")
         if base.model != "starter" and options["model"] in (None, "starter"):

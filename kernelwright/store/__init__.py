@@ -17,22 +17,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import importlib
 import importlib.metadata
 import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass
-from functools import partial
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from kernelwright.errors import BadRun, UserError
-from kernelwright.types import Group, Optimiser, Recipe, Sampling
+from kernelwright.errors import BadRun
+from kernelwright.store.described import describe, restore
+from kernelwright.types import Group, Recipe
 
 METRICS, TIMINGS, GROUPS, EVALUATIONS = "metrics.jsonl", "timings.jsonl", "groups.jsonl", "evaluations.jsonl"
 _KEPT_CHECKPOINTS = 2
@@ -51,64 +50,6 @@ class GroupLine(msgspec.Struct, kw_only=True, frozen=True):
     keep: list[list[bool]]  # [G][K]
     # of each turn its T values, or their common value
     advantages: list[list[float | list[float]]]  # [G][K]
-
-
-def describe(value: Any) -> Any:
-    """A recipe, or any part of one, as JSON data: functions and partials become `{"function": ..., "arguments": ...}`.
-
-    Raises:
-        UserError: a function that cannot be found again by its name, or a value that JSON has no form for.
-    """
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: describe(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, partial):
-        if value.args:
-            raise UserError(f"a recipe binds arguments by keyword, got partial({value.func.__name__}, *{value.args})")
-        return {"function": _name(value.func), "arguments": describe(value.keywords)}
-    if isinstance(value, Mapping):
-        return {str(key): describe(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [describe(entry) for entry in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if callable(value):
-        return {"function": _name(value), "arguments": {}}
-    raise UserError(f"a recipe holds functions, numbers and text, got {value!r}")
-
-
-def restore(data: Mapping[str, Any]) -> Recipe:
-    """The recipe that `describe` turned into `data`.
-
-    Raises:
-        UserError: a function that does not exist any more, or fields that are not a recipe's.
-    """
-    values = {key: _restored(value) for key, value in data.items()}
-    try:
-        values["sampling"] = msgspec.convert(values["sampling"], Sampling)
-        values["optimiser"] = msgspec.convert(values["optimiser"], Optimiser)
-        return Recipe(**values)
-    except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise UserError(f"this is no recipe of this version: {error}") from error
-
-
-def _name(function: Any) -> str:
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "<lambda>")
-    if "<" in name or "." in name or module == "__main__":
-        raise UserError(f"a recipe holds functions of a module, got {module}.{name}; move it to one, bind with partial")
-    return f"{module}.{name}"
-
-
-def _restored(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if set(value) != {"function", "arguments"}:
-            return {key: _restored(entry) for key, entry in value.items()}
-        module, _, name = value["function"].rpartition(".")
-        try:
-            function = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(f"the recipe's function '{value['function']}' does not exist here: {error}") from error
-        return partial(function, **_restored(value["arguments"]))
-    return [_restored(entry) for entry in value] if isinstance(value, list) else value
 
 
 class Run:
@@ -155,14 +96,20 @@ class Run:
         best = self.path / "checkpoints" / "best"
         if _state(best) == step:
             return
+        source = self.path / "checkpoints" / f"step-{step}"
+        if not source.exists():
+            raise BadRun(f"'{best}' should hold step {step}, but was removed; put it back, or take another directory")
         with _writing(self.path), _aside(best) as aside:
-            shutil.copytree(self.path / "checkpoints" / f"step-{step}", aside, dirs_exist_ok=True)
+            shutil.copytree(source, aside, dirs_exist_ok=True)
 
     def cut(self, step: int) -> None:
         """Drop every line of a later step than `step`, a torn last line, and what a kill left among the checkpoints."""
         with _writing(self.path):
             for left_over in (self.path / "checkpoints").glob(".*"):
                 shutil.rmtree(left_over)
+            for later in checkpoints(self.path):
+                if later > step:
+                    self._drop(later)
             self._prune()
             for name in (METRICS, TIMINGS, GROUPS, EVALUATIONS):
                 file = self.path / name
@@ -171,9 +118,12 @@ class Run:
 
     def _prune(self) -> None:
         for old in checkpoints(self.path)[:-_KEPT_CHECKPOINTS]:
-            folder = self.path / "checkpoints" / f"step-{old}"
-            # half a checkpoint must not look like one
-            shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
+            self._drop(old)
+
+    def _drop(self, step: int) -> None:
+        folder = self.path / "checkpoints" / f"step-{step}"
+        # half a checkpoint must not look like one
+        shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
 
 
 def start(path: str | os.PathLike[str], recipe: Recipe, *, resume: bool = False) -> Run:
@@ -325,9 +275,10 @@ def config(path: str | os.PathLike[str]) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise BadRun(f"'{path}' is no run directory: it has no config.json; name one that `train` made") from error
     except (OSError, msgspec.DecodeError) as error:
-        raise BadRun(f"'{file}' cannot be read: {error}") from error
-    if "recipe" not in data:
-        raise BadRun(f"'{file}' names no recipe; name a directory that `train` made")
+        raise BadRun(f"'{file}' cannot be read: {error}; put it back, or take another directory") from error
+    needed = [field.name for field in fields(Recipe) if field.default is MISSING]
+    if not isinstance(data.get("recipe"), dict) or not data["recipe"].keys() >= set(needed):
+        raise BadRun(f"'{file}' names no recipe of this version; name a directory that `train` made")
     return data
 
 
@@ -367,6 +318,39 @@ def advantages_of(line: GroupLine) -> list[list[list[float]]]:
     ]
 
 
+def newest_whole(path: str | os.PathLike[str], *, groups: int, evaluations: Callable[[int], int]) -> int | None:
+    """Step of the newest checkpoint that no file falls short of; None where there is neither checkpoint nor step.
+
+    Args:
+        groups: lines of groups.jsonl that a step has.
+        evaluations: the lines of evaluations.jsonl that were there before the measurements of a step.
+
+    Raises:
+        BadRun: lines that a checkpoint is built on are gone, or the checkpoints are.
+    """
+    folder = Path(path)
+    there, lines = checkpoints(folder), {name: _whole_lines(folder / name) for name in (METRICS, TIMINGS, EVALUATIONS)}
+    steps = min(lines[METRICS], lines[TIMINGS], _whole_lines(folder / GROUPS) // groups)
+    whole = [step for step in there if step <= steps and evaluations(step) <= lines[EVALUATIONS]]
+    if whole:
+        return whole[-1]
+    if there:
+        raise BadRun(
+            f"'{path}' lost lines that its checkpoints {there} are built on: its .jsonl files are whole up to step "
+            f"{steps}; put them back, or take another directory"
+        )
+    if lines[METRICS]:
+        raise BadRun(f"'{path}' has {lines[METRICS]} steps but no checkpoint; put one back, or take another directory")
+    return None
+
+
+def _whole_lines(file: Path) -> int:
+    if not file.exists():
+        return 0
+    with file.open("rb") as lines:
+        return sum(line.endswith(b"\n") for line in lines)
+
+
 def checkpoints(path: str | os.PathLike[str]) -> list[int]:
     """Steps of the complete checkpoints of a run, oldest first."""
     found = (_state(folder) for folder in (Path(path) / "checkpoints").glob("step-*"))
@@ -375,7 +359,10 @@ def checkpoints(path: str | os.PathLike[str]) -> list[int]:
 
 def _state(folder: Path) -> int | None:
     file = folder / "state.json"
-    return msgspec.json.decode(file.read_bytes(), type=_Step).step if file.exists() else None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=_Step).step if file.exists() else None
+    except msgspec.DecodeError as error:
+        raise BadRun(f"'{file}' is damaged ({error}); remove '{folder}', then --resume") from error
 
 
 def _lines(file: Path, kind: Any) -> Iterator[Any]:
