@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -166,9 +167,7 @@ class LocalEngine:
         lr = optimiser.lr * lr_scale
         if not skipped:
             for group in self._optimiser.param_groups:
-                group.update(
-                    lr=lr, betas=optimiser.betas, eps=optimiser.epsilon, weight_decay=optimiser.weight_decay
-                )
+                group.update(lr=lr, betas=optimiser.betas, eps=optimiser.epsilon, weight_decay=optimiser.weight_decay)
             self._optimiser.step()
             self.policy += 1
         self._optimiser.zero_grad(set_to_none=True)
@@ -245,7 +244,7 @@ class LocalEngine:
             _copy_weights(read_weights(str(folder / "reference")), self.reference, path)
         else:
             self.reference = None
-        state = torch.load(folder / _STATE, map_location="cpu", weights_only=True)
+        state = _read_state(folder / _STATE)
         self._optimiser.load_state_dict(state["optimiser"])
         self.policy = state["policy"]
         torch.set_rng_state(state["torch_rng"])
@@ -262,6 +261,13 @@ class LocalEngine:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "dtype": str(self._dtype).removeprefix("torch."),
         }
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        raise BadModel(f"'{file}' is corrupt; expected what this engine saved") from error
 
 
 def _copy_weights(source: Any, target: Any, path: str) -> None:
@@ -286,14 +292,21 @@ def read_model(source: str) -> tuple[Any, Any]:
 
     model = read_weights(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise BadModel(f"model '{source}' has no tokenizer that loads ({_line(error)}); add tokenizer.json") from error
+    known, words = model.get_input_embeddings().num_embeddings, tokenizer.vocab_size
+    if words > known:
+        raise BadModel(
+            f"model '{source}' embeds {known} tokens, its tokenizer has {words}; give the tokenizer of this model"
+        )
     return model, tokenizer
 
 
 def read_weights(source: str) -> Any:
     """The model alone, see `read_model`."""
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -304,6 +317,7 @@ def read_weights(source: str) -> Any:
             f"model '{source}': no config.json there; expected a folder in Hugging Face form; check the path"
         )
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
+    options["ignore_mismatched_sizes"] = True
     try:
         with _quiet():
             model, info = cast(Any, AutoModelForCausalLM.from_pretrained(source, **options))
@@ -311,8 +325,15 @@ def read_weights(source: str) -> Any:
         raise BadModel(
             f"model '{source}': corrupt weights ({_line(error)}); expected safetensors; copy it again"
         ) from error
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise BadModel(f"model '{source}' is no causal language model that loads ({_line(error)})") from error
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, StrictDataclassError) as error:
+        advice = "check the files" if local else "check the id and the network, or give a folder"
+        raise BadModel(f"model '{source}' is no causal language model that loads ({_line(error)}); {advice}") from error
+    if info["mismatched_keys"]:
+        name, *shapes = sorted(info["mismatched_keys"])[0]
+        got, expected = (tuple(shape) for shape in shapes)
+        raise BadModel(
+            f"model '{source}': '{name}' is {got}, config.json says {expected}; copy weights and config.json together"
+        )
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])[0]
         raise BadModel(f"model '{source}' lacks weights such as '{missing}'; expected a causal language model")
@@ -321,18 +342,25 @@ def read_weights(source: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars, which the command line's own display cannot place."""
+    """Without what transformers and its hub say on the way: bars that the command line's own display cannot place, and
+    reports on what then becomes one line of an error."""
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, level, hub_level = logging.is_progress_bar_enabled(), logging.get_verbosity(), hub_logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(level)
+        hub_logging.set_verbosity(hub_level)
         if shown:
             logging.enable_progress_bar()
 
 
 def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # a first line that only announces the second says nothing
+    return " ".join(line.strip() for line in (lines[:2] if lines[0].endswith(":") else lines[:1]))
