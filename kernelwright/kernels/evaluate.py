@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelwright.errors import InfrastructureError, MissingTool, UnknownName
+from kernelwright.errors import InfrastructureError, MissingTool, UnknownName, UserError
 from kernelwright.kernels.backends import BACKENDS
 from kernelwright.kernels.backends.base import Built, Call, Rejected, Workspace
 from kernelwright.kernels.check import compare
@@ -62,6 +62,7 @@ class Evaluator:
 
     Raises:
         UnknownName: no such backend.
+        UserError: no worker, or a negative seed.
         MissingTool: this machine cannot use the backend; the message says what to install.
     """
 
@@ -71,6 +72,8 @@ class Evaluator:
         if backend not in BACKENDS:
             raise UnknownName("backend", backend, BACKENDS)
         self.backend = BACKENDS[backend]
+        if (workers is not None and workers < 1) or seed < 0:
+            raise UserError(f"got workers={workers} and seed={seed}, expected workers >= 1 or None and a seed >= 0")
         if reason := self.backend.available():
             raise MissingTool(f"backend '{backend}': {reason}")
         self.timing = timing and self.backend.timed

@@ -82,7 +82,11 @@ def available() -> str | None:
     """None, or what to install."""
     if not Path("/proc/self").exists():
         return "C kernels are run on Linux only"
-    return None if _compiler() else "no C compiler was found; install gcc (apt install gcc) or set CC"
+    try:
+        _runner()
+    except (MissingTool, InfrastructureError) as error:
+        return str(error)
+    return None
 
 
 def build(interface: Interface, source: str, workspace: Workspace) -> Built | Rejected:
@@ -213,7 +217,10 @@ def _ended(pid: int, seconds: float) -> bool:
 
 @functools.cache
 def _compiler() -> str | None:
-    return shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    if chosen := os.environ.get("CC"):
+        # another compiler than the one that was asked for would be a surprise
+        return shutil.which(chosen)
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 @functools.cache
@@ -226,7 +233,11 @@ def _runner() -> Path:
     """Path of the compiled `runner.c`; built once a user and version, in the user's cache folder."""
     compiler = _compiler()
     if compiler is None:
-        raise MissingTool(f"C kernels need a compiler: {available()}")
+        if chosen := os.environ.get("CC"):
+            raise MissingTool(
+                f"CC is '{chosen}', expected one program that is there; set CC to a C compiler or unset it"
+            )
+        raise MissingTool("no C compiler was found; install gcc (apt install gcc) or set CC")
     with _building:
         return _build_runner(compiler)
 
@@ -249,10 +260,13 @@ def _build_runner(compiler: str) -> Path:
             if done.returncode:
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise InfrastructureError(f"runner.c does not compile with {compiler}: {done.stderr[:300]}")
+                said = " ".join(done.stderr.split())[:300] or f"exit code {done.returncode}"
+                raise MissingTool(f"{compiler} does not compile C ({said}); install gcc (apt install gcc) or set CC")
             os.replace(target, cache / name)
     except OSError as error:
-        raise InfrastructureError(f"cannot build the runner in {cache}: {error.strerror}") from error
+        raise InfrastructureError(
+            f"cannot build the runner of kernels in {cache}: {error.strerror}; free some space, or set XDG_CACHE_HOME"
+        ) from error
     return cache / name
 
 
