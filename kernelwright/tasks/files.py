@@ -7,6 +7,7 @@ share a name: n, m, k, d3, d4, ...), which a kernel receives; it is checked and 
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ from kernelwright.errors import BadTask
 from kernelwright.types import Input, Task
 
 _SIZE_NAMES = ("n", "m", "k")
+# what a kernel's arguments cannot be called: the output, the sizes, and the keywords of C
+_TAKEN = {
+    "out", "kernel", *_SIZE_NAMES, "auto", "break", "case", "char", "const", "continue", "default", "do", "double",
+    "else", "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return",
+    "short", "signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile",
+    "while",
+}  # fmt: skip
 
 
 def load(path: str) -> Task:
@@ -26,10 +34,13 @@ def load(path: str) -> Task:
     file = Path(path)
     if not file.is_file():
         raise BadTask(f"got the task file '{path}', which does not exist; give the path of a KernelBench problem file")
-    source = file.read_text()
+    try:
+        source = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BadTask(f"got the task file '{path}', which is not UTF-8 text; expected a Python file") from None
     module = _execute(source, path)
     model, inputs = _instantiate(module, path)
-    names = list(inspect.signature(model.forward).parameters)[: len(inputs)]
+    names = _names(model, len(inputs), path)
     sizes: dict[int, str] = {}
     described = []
     for name, tensor in zip(names, inputs, strict=True):
@@ -52,7 +63,7 @@ def _execute(source: str, path: str) -> dict[str, Any]:
     module: dict[str, Any] = {"__name__": "kernelwright_task"}
     try:
         exec(compile(source, path, "exec"), module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadTask(f"{path} does not import: {type(error).__name__}: {error}") from error
     missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in module]
     if missing:
@@ -70,14 +81,28 @@ def _instantiate(module: dict[str, Any], path: str) -> tuple[Any, list[Any]]:
         inputs = list(module["get_inputs"]())
         with torch.no_grad():
             output = model(*inputs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadTask(f"{path} does not run: {type(error).__name__}: {error}") from error
     kinds = [
         str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__ for value in [*inputs, output]
     ]
     if wrong := [kind for kind in kinds if kind != "torch.float32"]:
         raise BadTask(f"{path} takes or returns {wrong[0]}; expected float32 tensors in and one out")
+    if not all(value.numel() for value in inputs):
+        raise BadTask(f"{path} takes an empty tensor; expected inputs with at least one element")
     return model, inputs
+
+
+def _names(model: Any, count: int, path: str) -> list[str]:
+    """Names of the inputs: those of `forward`, which are also arguments of a kernel in C."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    own = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
+    names = own + [f"x{position}" for position in range(len(own), count)]
+    for name in names:
+        if name in _TAKEN or re.fullmatch(r"d\d+", name):
+            raise BadTask(f"{path} calls an input '{name}', which means something else in a kernel; rename it")
+    return names
 
 
 def _size_name(extent: int, sizes: dict[int, str]) -> str:
