@@ -391,6 +391,16 @@ class Optimiser:
     minibatches: int = 1
     epochs: int = 1
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.lr < math.inf or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"0 <= lr < inf and 0 <= betas < 1, got {self.lr} and {self.betas}")
+        if not self.clip > 0 or not self.epsilon > 0 or not 0 <= self.weight_decay < math.inf:
+            got = f"{self.clip}, {self.epsilon} and {self.weight_decay}"
+            raise ValueError(f"clip and epsilon are above 0, weight_decay is at least 0, got {got}")
+        if self.minibatches < 1 or self.epochs < 1 or self.warmup < 0:
+            got = f"{self.minibatches}, {self.epochs} and {self.warmup}"
+            raise ValueError(f"minibatches and epochs are at least 1, warmup at least 0, got {got}")
+
 
 # the loss of one minibatch: (new logprobs [N], old logprobs [N], advantages [N], weights [N]) of the trained tokens of
 # all rows, concatenated, and the row number of each -> (loss, metrics); see kernelwright.loss
@@ -502,3 +512,9 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.max_turns < 1 or self.group_size < 1 or self.tasks_per_step < 1 or self.steps < 0:
             raise ValueError("max_turns, group_size and tasks_per_step are at least 1, steps at least 0")
+        if self.evaluate_samples < 1 or self.checkpoint_every < 1 or self.evaluate_every < 0 or self.evaluate_tasks < 0:
+            raise ValueError(
+                "evaluate_samples and checkpoint_every are at least 1, evaluate_every and evaluate_tasks at least 0"
+            )
+        if not self.name or "/" in self.name:
+            raise ValueError(f"a recipe's name is part of a folder's name, got '{self.name}'")

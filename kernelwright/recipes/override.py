@@ -113,7 +113,7 @@ def _value(text: str, hint: Any, present: Any, key: str) -> Any:
         return _function(text, present, key)
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         value = text
     try:
         return msgspec.convert(value, hint)
