@@ -63,7 +63,7 @@ def kernel(tmp_path: Path) -> Path:
         ("check relu", "file"),
         ("check relu {tmp}/none.c", "does not exist"),
         ("check relu {tmp}/binary", "not UTF-8"),
-        ("check relu {tmp}", "does not exist"),
+        ("check relu {tmp}", "is a folder"),
         ("check rely {tmp}/file", "did you mean 'relu'"),
         ("check relu {tmp}/file --backend tritn", "unknown backend 'tritn'"),
         ("tasks shwo", "Did you mean 'show'"),

@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
-    # torch's threads wait for each other spinning, by default for so long that on a machine with anything else to do they
-    # stand in the way of each other (measured: an update of 4 s takes 39 s). Read when torch is imported.
+    # torch's threads wait for each other spinning, by default for so long that on a machine with anything else to do
+    # they stand in the way of each other (measured: an update of 4 s takes 39 s). Read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     words = [word for word in words if word != "--debug"] or ["--help"]
     try:
@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except KeyboardInterrupt:
+        print("kernelwright: stopped", file=sys.stderr)
         code = 130
     except (_ClickError, KernelwrightError, OSError) as error:
         if debug:

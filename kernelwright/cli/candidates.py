@@ -100,12 +100,14 @@ def cpu_name() -> str:
 
 
 def _read(file: str) -> str:
-    if file == "-":
-        return sys.stdin.read()
     path = Path(file)
-    if not path.is_file():
-        raise UserError(f"got the file '{file}', which does not exist; expected the source of a kernel")
+    if file != "-" and not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"got the file '{file}', which {what}; expected the source of a kernel")
     try:
-        return path.read_text(encoding="utf-8")
+        source = sys.stdin.read() if file == "-" else path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"got the file '{file}', which is not UTF-8 text; expected the source of a kernel") from None
+    if not source.strip():
+        raise UserError(f"got the file '{file}', which is empty; expected the source of a kernel")
+    return source

@@ -11,7 +11,7 @@ import typer
 from kernelwright.errors import UnknownName, UserError
 from kernelwright.types import Task
 
-tasks = typer.Typer(help="List, show and validate tasks.", no_args_is_help=True)
+tasks = typer.Typer(help="List, show and validate tasks.", no_args_is_help=False)
 
 Spec = Annotated[str, typer.Argument(help="builtin, builtin:train, builtin:heldout, builtin/NAME or file:PATH.py")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
