@@ -18,36 +18,32 @@ from typing import Any
 
 from kernelwright import train
 from kernelwright.context import digest, full, window
-from kernelwright.engines.local import LocalEngine
+from kernelwright.engines.local import LocalEngine, read_model
 from kernelwright.recipes import recipe
 from kernelwright.starter import path
 from kernelwright.types import Completion, Sample, Sampling
 
 
-class Recorder:
+class Recorder(LocalEngine):
     """A local engine that remembers what passed through it."""
 
-    def __init__(self) -> None:
-        self._engine = LocalEngine.from_pretrained(path())
-        self.tokenizer = self._engine.tokenizer
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.asked: list[tuple[tuple[int, ...], Completion]] = []
         self.trained: list[Sample] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
     def sample(
         self, contexts: Sequence[Sequence[int]], sampling: Sampling, keys: Sequence[tuple[int, ...]]
     ) -> list[Completion]:
         """As the engine, recorded."""
-        completions = self._engine.sample(contexts, sampling, keys)
+        completions = super().sample(contexts, sampling, keys)
         self.asked += [(tuple(context), one) for context, one in zip(contexts, completions, strict=True)]
         return completions
 
     def update(self, rows: Sequence[Sample], *arguments: Any, **options: Any) -> dict[str, float]:
         """As the engine, recorded."""
         self.trained += rows
-        return self._engine.update(rows, *arguments, **options)
+        return super().update(rows, *arguments, **options)
 
 
 def main() -> None:
@@ -56,12 +52,13 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=400)
     arguments = parser.parse_args()
     failures = 0
-    for context in (full, partial(window, k=1), partial(digest)):
-        engine = Recorder()
+    contexts = {"full": partial(full), "window": partial(window, k=1), "digest": partial(digest)}
+    for name, context in contexts.items():
+        engine = Recorder(*read_model(path()))
         chosen = recipe("quickstart")
         chosen = replace(
             chosen,
-            context=partial(context),
+            context=context,
             max_turns=4,
             steps=arguments.steps,
             heldout=None,
@@ -79,7 +76,6 @@ def main() -> None:
         )
         longest = max(len(context) + chosen.sampling.max_tokens for context, _ in engine.asked)
         failures += lost + (longest > arguments.budget)
-        name = getattr(context, "func", context).__name__
         print(
             f"{name:8} {len(engine.asked)} prompts, {len(rows)} rows, {lost} prompts not in a row, "
             f"longest prompt and its room {longest} of {arguments.budget} tokens"

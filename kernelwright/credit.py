@@ -22,7 +22,7 @@ which keeps the gradient unbiased. The *scale* s is 1, or std(S) + epsilon with 
 that are all equal give advantages of exactly 0. Where S comes from fewer than two trajectories (the others broke, or
 ended earlier) there is nothing to compare with: the advantage is 0, never the raw return.
 
-A mean over attempts does not know where an attempt started: repairing a wrong kernel earns less than keeping a fast one,
+A mean over attempts does not know where each started: to repair a wrong kernel earns less than to keep a fast one,
 so that repairs are punished and unlearned. *Carry* c says how much of its last reward a trajectory is expected to keep:
 
     R_k  becomes  R_k - r_{k-1} (c + gamma c^2 + ... + gamma^(n-1) c^n)        n attempts from k to the end, k >= 1

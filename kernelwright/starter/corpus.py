@@ -29,6 +29,8 @@ SLIP_SHARES: dict[SlipKind, float] = {
 }  # fmt: skip
 # share of answers that cure a fault the feedback is about
 CURES_SLIP, CURES_MISCONCEPTION = 0.72, 0.66
+# share of correct kernels that are given again as they are: what to do when nothing is left to gain
+KEEPS = 0.3
 # share of improvements of a correct kernel that break it
 BREAKS = 0.2
 # share of first attempts in the fast spelling, by decision
@@ -137,7 +139,9 @@ _REMEDIES = {
 
 
 def _improve(draft: Draft, rng: Random) -> Reply:
-    """Make a correct kernel faster, or break it."""
+    """Keep a correct kernel, make it faster, or break it."""
+    if rng.random() < KEEPS:
+        return reply(draft, "keep what works.", "unchanged.")
     faster = replace(
         draft,
         single=draft.single or rng.random() < TAKES_UP,
