@@ -27,7 +27,7 @@ from kernelwright import store
 from kernelwright.report.trajectories import chosen_trajectories
 from kernelwright.types import Status
 
-_NAMES = {"train": "Training tasks", "heldout": "Held-out tasks", "validation": "Validation tasks"}
+_NAMES = {"heldout": "Held-out tasks", "train": "Training tasks", "validation": "Validation tasks"}
 
 
 def write(run: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Path:
@@ -95,8 +95,8 @@ def _run(
 
 
 def _before_and_after(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One record a task set. Training and held-out tasks are measured at the end with the chosen checkpoint, validation
-    tasks at every candidate for it: there, "after" is the one that was chosen.
+    """One record a task set, held-out tasks first. They and the training tasks are measured at the end, with the chosen
+    checkpoint; validation tasks at every candidate for it: there, "after" is the one that was chosen.
     """
     found = []
     for name, title in _NAMES.items():
