@@ -55,6 +55,9 @@ class Live:
                 self._bar.update(self._task, description=f"measuring {event.data['set']} {event.data['phase']}")
             case "evaluated":
                 self._print(evaluation_line(event.data))
+                if event.step == self._first:
+                    # what is measured before the first step says nothing about steps
+                    self._began = time.monotonic()
                 # the time that is left is that of steps; a measurement must not look like a slow step
                 self._show(event, "training")
             case "step":

@@ -288,6 +288,6 @@ def borrowed(call: Call, policy: Sequence[str]) -> tuple[Hack, ...]:
     found = []
     if call.launches == 0:
         found.append(Hack(rule="no kernel", evidence="forward launches no kernel of its own"))
-    if other := [name for name in call.library if name not in policy]:
+    if other := [name for name in call.borrowed if name not in policy]:
         found.append(Hack(rule="library call", evidence=f"forward computes with torch: {', '.join(other[:4])}"))
     return tuple(found)

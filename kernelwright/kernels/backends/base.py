@@ -49,7 +49,7 @@ class Call:
     outside_ms: float = 0.0
     location: Location | None = None
     # where the candidate is called through a library: what it computed with the library, and its own kernels' launches
-    library: tuple[str, ...] = ()
+    borrowed: tuple[str, ...] = ()
     launches: int | None = None
 
 

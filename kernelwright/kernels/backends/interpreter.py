@@ -101,13 +101,13 @@ class _Trace(TorchDispatchMode):
         super().__init__()
         self.inside = 0
         self.launches = 0
-        self.library: dict[str, None] = {}
+        self.borrowed: dict[str, None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         name = func.overloadpacket.__name__
         if not self.inside and name not in _ALLOWED:
-            self.library[name] = None
+            self.borrowed[name] = None
         return func(*args, **(kwargs or {}))
 
 
@@ -222,7 +222,7 @@ def _case(model: Any, plan: dict[str, Any], arrays: list[np.ndarray], trace: _Tr
         return {"phase": "result", "error": f"forward returns {type(result).__name__}, expected one tensor"}
     changed = [i for i, (t, a) in enumerate(zip(tensors, arrays, strict=True)) if t.numpy().tobytes() != a.tobytes()]
     np.save(path, result.detach().contiguous().numpy())
-    return {"phase": "ok", "changed": changed[:1], "launches": trace.launches, "library": list(trace.library)}
+    return {"phase": "ok", "changed": changed[:1], "launches": trace.launches, "library": list(trace.borrowed)}
 
 
 def _child(request: dict[str, Any]) -> None:

@@ -137,7 +137,7 @@ def _call(interface: Interface, case: Case, said: dict[str, Any], source: str, p
     if said.get("changed"):
         name = interface.inputs[said["changed"][0]].name
         return Call(status="input", message=f"the kernel changed its input {name}", output=output)
-    return Call(status="ok", output=output, library=library, launches=launches)
+    return Call(status="ok", output=output, borrowed=library, launches=launches)
 
 
 def _prepare(interface: Interface, cases: Sequence[Case], shared: Path) -> Path:
