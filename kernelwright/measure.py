@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,15 @@ def evaluation_numbers(groups: Sequence[Group], *, turns: int) -> dict[str, Any]
         "avg": numbers([_best(outcomes) for outcomes in flat]),
         "best": numbers([_best([_best(outcomes) for outcomes in members]) for members in attempts if members]),
     }
+
+
+def mean_score(numbers: Mapping[str, Any]) -> float:
+    """Mean score of all attempts in what `evaluation_numbers` gave: the number by which checkpoints are chosen.
+
+    The best attempt of each trajectory says less (it is one of several numbers) and hides a policy that breaks what it
+    has.
+    """
+    return math.fsum(turn["score"] for turn in numbers["turns"]) / len(numbers["turns"])
 
 
 def step_numbers(

@@ -352,17 +352,9 @@ def _due(recipe: Recipe, step: int) -> bool:
 
 
 def _best_step(job: _Job) -> int | None:
-    """The step whose policy had the highest mean score on the validation tasks, the earliest among equals.
-
-    The mean is over all attempts: the best attempt of each trajectory alone says less, and hides a policy that breaks
-    what it has.
-    """
+    """The step whose policy did best on the validation tasks, the earliest among equals."""
     lines = [line for line in store.evaluations(job.run.path) if line["set"] == "validation"]
-    return max(lines, key=_mean_score)["step"] if lines else None
-
-
-def _mean_score(line: Mapping[str, Any]) -> float:
-    return sum(turn["score"] for turn in line["turns"]) / len(line["turns"])
+    return max(lines, key=measure.mean_score)["step"] if lines else None
 
 
 def _keep_best(job: _Job) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelwright.measure import evaluation_numbers, step_numbers
+from kernelwright.measure import evaluation_numbers, mean_score, step_numbers
 from kernelwright.types import (
     Completion,
     Evaluation,
@@ -133,3 +133,7 @@ def test_an_absurd_speedup_does_not_move_the_mean() -> None:
 def test_nothing_is_measured_of_nothing() -> None:
     seen = step_numbers([], [], turns=1)
     assert (seen["reward"], seen["correct"], seen["speedup"], seen["distinct"]) == (0.0, [0.0], [None], 0.0)
+
+
+def test_the_mean_score_is_over_all_attempts() -> None:
+    assert mean_score({"turns": [{"score": 0.5}, {"score": 1.0}, {"score": 1.5}], "avg": {"score": 9.0}}) == 1.0

@@ -72,6 +72,7 @@ class Live:
     def summary(self, path: Path) -> None:
         """The before-and-after table of a finished run."""
         from kernelwright import store
+        from kernelwright.measure import mean_score
 
         lines = store.evaluations(path)
         titles = {"train": "Training tasks", "heldout": "Held-out tasks", "validation": "Validation tasks"}
@@ -79,7 +80,7 @@ class Live:
             before = [line for line in lines if line["set"] == name and line["phase"] == "before"]
             later = [line for line in lines if line["set"] == name and line["phase"] != "before"]
             if before and later:
-                after = max(later, key=lambda line: line["avg"]["score"])
+                after = max(later, key=mean_score)
                 self._console.print(comparison(before[0], after, title=title))
 
     def _show(self, event: Event, description: str) -> None:

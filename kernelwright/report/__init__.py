@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from kernelwright import store
+from kernelwright.measure import mean_score
 from kernelwright.report.trajectories import chosen_trajectories
 from kernelwright.types import Status
 
@@ -103,7 +104,7 @@ def _before_and_after(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]
         lines = [line for line in measured if line["set"] == name]
         before = next((line for line in lines if line["phase"] == "before"), None)
         later = [line for line in lines if line["phase"] != "before"]
-        after = max(later, key=lambda line: line["avg"]["score"], default=None)
+        after = max(later, key=mean_score, default=None)
         if lines:
             pair = {"before": before and _per_turn(before), "after": after and _per_turn(after)}
             found.append({"name": title, "tasks": lines[0]["tasks"], "samples": lines[0]["samples"], **pair})
@@ -152,7 +153,7 @@ def _curves(
         },
         "validation": {
             "steps": [line["step"] for line in during],
-            "score": [line["avg"]["score"] for line in during],
+            "score": [mean_score(line) for line in during],
         },
     }
 
