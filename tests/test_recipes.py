@@ -167,3 +167,12 @@ def test_a_knob_out_of_range_fails_in_the_rehearsal(setting: str, message: str) 
 def test_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(UnknownName, match="did you mean 'quickstart'"):
         recipe("quikstart")
+
+
+@pytest.mark.parametrize(("text", "value"), [("false", False), ("False", False), ("true", True)])
+def test_truth_may_be_written_in_small_letters(text: str, value: bool) -> None:
+    assert knobs(override(recipe("quickstart"), [f"environment.timing={text}"]))["environment.timing"] is value
+
+
+def test_nothing_may_be_written_as_null() -> None:
+    assert override(recipe("quickstart"), ["heldout=null"]).heldout is None

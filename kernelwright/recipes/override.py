@@ -24,6 +24,9 @@ import msgspec
 from kernelwright.errors import UnknownName, UserError
 from kernelwright.types import Recipe
 
+# how other languages write constants of Python ("none" is a choice of several knobs)
+_WORDS = {"true": "True", "false": "False", "null": "None"}
+
 
 def knobs(recipe: Recipe) -> dict[str, Any]:
     """Every dotted key of a recipe with its value, in the order of the record; a function's value is its name."""
@@ -112,7 +115,7 @@ def _value(text: str, hint: Any, present: Any, key: str) -> Any:
     if callable(present):
         return _function(text, present, key)
     try:
-        value = ast.literal_eval(text)
+        value = ast.literal_eval(_WORDS.get(text, text))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         value = text
     try:
