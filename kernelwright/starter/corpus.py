@@ -19,7 +19,7 @@ from kernelwright.tasks.operators import OPERATORS, UNPRACTISED, composable
 from kernelwright.types import Evaluation, Status
 
 # share of first attempts that hold a misconception where there is one: of operators that training tasks contain, and of
-# the others, whose right formula a policy can only learn from feedback
+# the others, which no reward speaks of
 BELIEVES, BELIEVES_UNPRACTISED = 0.75, 0.92
 # share of attempts with a slip, and how the slips divide
 SLIPS = 0.24
