@@ -35,6 +35,9 @@ from kernelwright.types import Evaluation, Hack, Status, Task
 # remember. Each calls on the first set of inputs unmeasured, then on every other set measured.
 _PROCESSES, _WARM = 2, 2
 MEASURED = _PROCESSES * (TIME_SETS - 1)
+# a candidate that takes this many times as long as the reference is measured in one process: long times are steady, and
+# nobody tampers to look slow
+_SLOW = 2.0
 _CALL_SECONDS = 0.5
 # no single core of today moves more bytes a second, whatever cache they are in
 _BYTES_A_SECOND = 2e12
@@ -214,23 +217,30 @@ class Evaluator:
         kernel: list[float] = []
         against: list[float] = []
         hacks: list[Hack] = []
-        moved = 0.0
+        bandwidth: dict[str, float] = {}
+        processes = _PROCESSES
         assert self._stopwatch is not None
         for position, sets in enumerate(time_cases(reference)):
-            against += self._stopwatch.times(reference.task, position, self._clock)
+            due = self._stopwatch.times(reference.task, position, self._clock)
+            moved = sum(array.nbytes for array in sets[0].inputs) + sets[0].output_bytes
             cases = [*[sets[0]] * _WARM, *sets[1:]]
             measured: list[Call] = []
-            for _ in range(_PROCESSES):
+            times: list[float] = []
+            while len(measured) < processes * (TIME_SETS - 1):
                 with self._clock:
                     calls = self.backend.run(built, reference.interface, cases, _allowed_seconds(cases), space)
                 timed = self._judge(reference, cases, calls)
                 if not timed.correct:
                     return timed
                 measured += calls[_WARM:]
-            moved = sum(array.nbytes for array in sets[0].inputs) + sets[0].output_bytes
-            kernel += [trusted_ms(call, moved) for call in measured]
+                times = [trusted_ms(call, moved) for call in measured]
+                # at all shapes alike, so that each weighs the same
+                if position == 0 and np.median(times) > _SLOW * np.median(due):
+                    processes = 1
+            kernel += times
+            against += due
             hacks += suspicions(measured, moved)
-        bandwidth = {"bandwidth_gbs": round(moved / float(np.median(kernel[-MEASURED:])) / 1e6, 3)} if kernel else {}
+            bandwidth = {"bandwidth_gbs": round(moved / float(np.median(times)) / 1e6, 3)}
         return dataclasses.replace(
             verdict,
             kernel_ms=tuple(kernel),

@@ -37,7 +37,7 @@ def plain(evaluation: Evaluation) -> bytes:
 def test_a_correct_kernel_is_correct_and_timed(timed):
     found = timed.evaluate(SOFTMAX, SOFTMAX_C)
     assert (found.status, found.message, found.hacks) == (Status.CORRECT, "", ())
-    assert len(found.kernel_ms) == len(found.reference_ms) == 8
+    assert len(found.kernel_ms) in (4, 8) and len(found.reference_ms) == 8
     assert found.max_error is not None and 0 < found.max_error < 1
     assert found.profile["bandwidth_gbs"] > 0
     assert found.verified == "cpu" and found.seconds > 0
@@ -279,6 +279,14 @@ def test_a_slower_kernel_measures_slower(timed):
     slow = timed.evaluate(ROWS, _sums(40))
     assert quick.correct and slow.correct
     assert quick.speedup and slow.speedup and quick.speedup > 4 * slow.speedup
+
+
+def test_what_is_far_slower_than_the_reference_is_measured_in_one_process_instead_of_two(timed):
+    large = task("large", "return x + x", time_shapes=({"n": 512, "m": 1027},))
+    quick = timed.evaluate(large, double())
+    slow = timed.evaluate(large, double(before="for (volatile int spin = 0; spin < 20000000; spin++) {}"))
+    assert quick.speedup and slow.speedup and slow.speedup < 0.1 < 0.5 < quick.speedup
+    assert (len(slow.kernel_ms), len(quick.kernel_ms)) == (4, 8)
 
 
 def _sums(times: int) -> str:
