@@ -1,6 +1,6 @@
 """Is feedback worth anything? The best of T turns against the best of T fresh attempts, on tasks nobody trained on.
 
-    python benchmarks/feedback.py --multi MODEL [--single MODEL] [--tasks builtin:heldout] [--turns 3] [--samples 4]
+    python benchmarks/feedback.py --multi MODEL... [--single MODEL...] [--tasks SPEC] [--turns 3] [--samples 4]
 
 Both sides generate the same number of kernels. With one model, its own turns are compared with its own fresh attempts
 (before RL); with two, the turns of the policy trained with several turns with the fresh attempts of the one trained
@@ -12,31 +12,31 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 
-from kernelwright.context import digest
 from kernelwright.engines.local import LocalEngine
-from kernelwright.environments.refine import refining
-from kernelwright.reward import kevin
+from kernelwright.recipes import recipe
 from kernelwright.rollout import rollout
+from kernelwright.starter import path
 from kernelwright.tasks import load
-from kernelwright.types import Group, Outcome, Sampling, Task
+from kernelwright.types import Group, Outcome, Task
 
 
 def measured(model: str, tasks: Sequence[Task], *, turns: int, members: int, seed: int) -> list[Group]:
-    """Groups of `members` trajectories with `turns` turns, one group a task."""
-    engine = LocalEngine.from_pretrained(model)
-    with refining(backend="c", reward=partial(kevin, cap=2.0)) as environment:
+    """Groups of `members` trajectories with `turns` turns, one group a task, sampled and judged as in `quickstart`."""
+    chosen = recipe("quickstart")
+    engine = LocalEngine.from_pretrained(path() if model == "starter" else model)
+    with chosen.environment() as environment:
         return rollout(
             tasks,
             engine,
             environment=environment,
-            context=digest,
+            context=chosen.context,
             max_turns=turns,
             group_size=members,
-            sampling=Sampling(max_tokens=96, budget=1024, seed=seed),
+            sampling=replace(chosen.sampling, seed=seed),
         )
 
 
@@ -71,7 +71,9 @@ def interval(values: np.ndarray, *, draws: int = 10_000) -> tuple[float, float, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--multi", nargs="+", required=True, help="model folders whose turns are measured")
+    parser.add_argument(
+        "--multi", nargs="+", required=True, help="model folders whose turns are measured, or 'starter'"
+    )
     parser.add_argument(
         "--single", nargs="+", help="model folders whose fresh attempts are measured (default: --multi)"
     )

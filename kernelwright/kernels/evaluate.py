@@ -58,7 +58,7 @@ class Evaluator:
 
     Args:
         backend: a key of `BACKENDS`.
-        workers: candidates evaluated at a time, the number of processors when None.
+        workers: candidates evaluated at a time, when None as many as there are processors for this process.
         timing: whether correct candidates are timed. Without it equal calls give equal records, `seconds` apart.
         seed: of the inputs. A run that trains keeps it secret from the policy simply by never printing it.
         cache: whether a source that was seen before gets the verdict it got then.
@@ -83,7 +83,7 @@ class Evaluator:
         self.seed = seed
         self.hits = 0
         self.misses = 0
-        self._slots = threading.BoundedSemaphore(workers or os.cpu_count() or 1)
+        self._slots = threading.BoundedSemaphore(workers or len(os.sched_getaffinity(0)))
         self._clock = threading.Lock()
         self._cache: dict[str, Future[Evaluation]] | None = {} if cache else None
         self._lock = threading.Lock()
