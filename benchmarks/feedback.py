@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -52,11 +53,11 @@ def best(candidates: Sequence[Outcome]) -> tuple[float, float]:
 
 
 def per_task(groups: Sequence[Group], *, together: int) -> np.ndarray:
-    """Mean over the sets of `together` attempts of a task of (correct, score)  [tasks, 2]."""
+    """Mean over the sets of a task of (any correct, best score), `together` trajectories being a set  [tasks, 2]."""
     rows = []
     for group in groups:
-        flat = [outcome for trajectory in outcomes(group) for outcome in trajectory]
-        sets = [flat[start : start + together] for start in range(0, len(flat), together)]
+        every = outcomes(group)
+        sets = [list(chain(*every[start : start + together])) for start in range(0, len(every), together)]
         rows.append(np.mean([best(chosen) for chosen in sets], axis=0))
     return np.array(rows)
 
@@ -91,7 +92,8 @@ def main() -> None:
     for side, (models, length, members) in sides.items():
         found = [
             per_task(
-                measured(model, tasks, turns=length, members=members, seed=arguments.seed + number), together=turns
+                measured(model, tasks, turns=length, members=members, seed=arguments.seed + number),
+                together=members // arguments.samples,
             )
             for number, model in enumerate(models)
         ]

@@ -18,7 +18,7 @@ and its advantage is A = (R - b) / s. The *comparison* is with a set S of return
     none          b = 0 and s = 1                                       (REINFORCE)
 
 The *baseline* b is the mean of S, or with leave_one_out the mean over the members of S that are of other trajectories,
-which keeps the gradient unbiased. The *scale* s is 1, or std(S) + epsilon with n - 1 in the deviation (Bessel). Returns
+which keeps the gradient unbiased. The *scale* s is 1, or std(S) + 1e-6 with n - 1 in the deviation (Bessel). Returns
 that are all equal give advantages of exactly 0. Where S comes from fewer than two trajectories (the others broke, or
 ended earlier) there is nothing to compare with: the advantage is 0, never the raw return.
 
@@ -28,23 +28,30 @@ so that repairs are punished and unlearned. *Carry* c says how much of its last 
     R_k  becomes  R_k - r_{k-1} (c + gamma c^2 + ... + gamma^(n-1) c^n)        n attempts from k to the end, k >= 1
 
 The last reward belongs to the history, not to what attempt k does, so the gradient's expectation stays what it was.
+
+An episode that is DONE makes no more attempts. Where the reward is the score of the present candidate, that must not
+cost what the attempts left out would have earned: with *after_done* = last, a finished trajectory counts as if it had
+repeated its last attempt for as long as another of its group goes on, both in its own return and in what the others
+are compared with.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
 
 from kernelwright.errors import UnknownName, UserError
-from kernelwright.types import Group, Outcome, Trajectory
+from kernelwright.types import Group, Outcome, Trajectory, TrajectoryStop
 
 Returns = Literal["total", "reward_to_go", "max_to_go"]
 Compare = Literal["task", "attempt", "trajectory", "none"]
 Baseline = Literal["mean", "leave_one_out"]
 Scale = Literal["none", "std"]
+AfterDone = Literal["nothing", "last"]
+_EPSILON = 1e-6
 
 
 def credit(
@@ -56,8 +63,8 @@ def credit(
     compare: Compare = "task",
     baseline: Baseline = "mean",
     scale: Scale = "none",
-    epsilon: float = 1e-6,
     carry: float = 0.0,
+    after_done: AfterDone = "nothing",
     part: str | None = None,
 ) -> list[list[list[float]]]:
     """Advantages `[G][K][T]`, equal for all tokens of a turn, 0 on turns that are not kept. Formulas: top of this file.
@@ -70,9 +77,9 @@ def credit(
         compare: what it is measured against.
         baseline: with or without the turn's own trajectory.
         scale: as it is, or divided by the standard deviation.
-        epsilon: added to the standard deviation.
         carry: share of the previous attempt's reward that the baseline expects again, in [0, 1]; for rewards to go
             that are compared over the task or over attempts.
+        after_done: what a trajectory that is DONE earns at the attempts that others of its group still make.
         part: use this reward part alone instead of the sum of all parts.
 
     Raises:
@@ -80,7 +87,7 @@ def credit(
             scale without a comparison, an unknown choice or reward part.
         ValueError: `keep` does not have the shape of the group.
     """
-    _check_choices(returns=returns, compare=compare, baseline=baseline, scale=scale, gamma=gamma)
+    _check_choices(returns=returns, compare=compare, baseline=baseline, scale=scale, after_done=after_done, gamma=gamma)
     if [len(row) for row in keep] != [len(trajectory.turns) for trajectory in group.trajectories]:
         raise ValueError(f"keep has lengths {[len(row) for row in keep]}, the group's trajectories have others")
     if compare != "none" and len(group.trajectories) < 2:
@@ -88,6 +95,9 @@ def credit(
             f"task '{group.task}' has {len(group.trajectories)} trajectory, compare='{compare}' expects two or more; "
             "use group_size >= 2, or compare='none' for plain REINFORCE"
         )
+    made = [len(row) for row in keep]
+    if after_done == "last":
+        group, keep = _repeated(group, keep)
     returns_G_K = [
         turn_returns(trajectory, returns=returns, gamma=gamma, part=part) for trajectory in group.trajectories
     ]
@@ -98,11 +108,11 @@ def credit(
             for trajectory, values in zip(group.trajectories, returns_G_K, strict=True)
         ]
     entries = _entries(group, keep, returns_G_K, compare=compare)
-    advantage = partial(_advantage, entries, compare=compare, baseline=baseline, scale=scale, epsilon=epsilon)
+    advantage = partial(_advantage, entries, compare=compare, baseline=baseline, scale=scale)
     return [
         [
             [advantage(returns_K[k], g, number) if keep[g][k] else 0.0] * len(trajectory.turns[k].completion.tokens)
-            for k, number in enumerate(_attempt_numbers(trajectory))
+            for k, number in enumerate(_attempt_numbers(trajectory)[: made[g]])
         ]
         for g, (trajectory, returns_K) in enumerate(zip(group.trajectories, returns_G_K, strict=True))
     ]
@@ -185,7 +195,6 @@ def _advantage(
     compare: Compare,
     baseline: Baseline,
     scale: Scale,
-    epsilon: float,
 ) -> float:
     """Advantage of a return `value` at attempt `number` of trajectory `own`."""
     if compare == "none":
@@ -195,7 +204,22 @@ def _advantage(
         return 0.0
     others = [entry.value for entry in compared if baseline == "mean" or entry.trajectory != own]
     centred = value - _mean(others)
-    return centred / (_deviation([entry.value for entry in compared]) + epsilon) if scale == "std" else centred
+    return centred / (_deviation([entry.value for entry in compared]) + _EPSILON) if scale == "std" else centred
+
+
+def _repeated(group: Group, keep: Sequence[Sequence[bool]]) -> tuple[Group, list[list[bool]]]:
+    """The group in which trajectories that are DONE repeat their last turn until the longest has ended."""
+    attempts = [sum(turn.outcome is not None for turn in one.turns) for one in group.trajectories]
+    missing = [
+        max(attempts) - count if one.stop is TrajectoryStop.DONE and one.turns and one.turns[-1].outcome else 0
+        for one, count in zip(group.trajectories, attempts, strict=True)
+    ]
+    longer = [
+        replace(one, turns=(*one.turns, *one.turns[-1:] * count))
+        for one, count in zip(group.trajectories, missing, strict=True)
+    ]
+    kept = [[*row, *row[-1:] * count] for row, count in zip(keep, missing, strict=True)]
+    return replace(group, trajectories=tuple(longer)), kept
 
 
 def _carried(trajectory: Trajectory, gamma: float, carry: float, part: str | None) -> list[float]:
@@ -248,9 +272,9 @@ def _check_carry(*, carry: float, returns: str, compare: str) -> None:
         )
 
 
-def _check_choices(*, returns: str, compare: str, baseline: str, scale: str, gamma: float) -> None:
+def _check_choices(*, returns: str, compare: str, baseline: str, scale: str, after_done: str, gamma: float) -> None:
     choices = (("returns", returns, Returns), ("compare", compare, Compare), ("baseline", baseline, Baseline))
-    for kind, got, known in (*choices, ("scale", scale, Scale)):
+    for kind, got, known in (*choices, ("scale", scale, Scale), ("after_done", after_done, AfterDone)):
         if got not in get_args(known):
             raise UnknownName(f"choice of {kind}", got, get_args(known))
     if not 0 <= gamma <= 1:

@@ -1,8 +1,8 @@
 """Groups -> the numbers of metrics.jsonl and evaluations.jsonl. Pure: no clock, no files, no model.
 
 A candidate counts as correct only when it is trusted: correct, and without a sign of cheating. Trajectories that our
-own side broke (INFRASTRUCTURE) are left out of every share; those that ended early for another reason are not: at the
-turns they do not have, they failed.
+own side broke (INFRASTRUCTURE) are left out of every share. One that is DONE early keeps what it had reached at the
+turns that it does not have; one that ended early for another reason failed there.
 
 fast_p is the share of trajectories whose candidate is correct and strictly faster than p times the reference
 (KernelBench, arXiv 2502.10517), so fast_0 is the share that is correct.
@@ -75,9 +75,10 @@ def step_numbers(
         turns: attempts that a trajectory may have.
 
     Returns:
-        `reward`, `reward_std`: over all attempts; `score`: mean over trajectories of their best reward; `group_std`:
-        mean over tasks of the deviation of its rewards; `correct`, `rewards`, `speedup`, `speedup_geomean`: one number
-        a turn (speedups of trusted and timed candidates alone, capped for the mean; None where there are none);
+        `reward`, `reward_std`: over all attempts, those that a DONE trajectory need not make included; `score`: mean
+        over trajectories of their best reward; `group_std`: mean over tasks of the deviation of its rewards;
+        `correct`, `rewards`, `speedup`, `speedup_geomean`: one number a turn (speedups of trusted and timed candidates
+        alone, capped for the mean; None where there are none);
         `status`, `stops`: counts; `tokens`, `context_tokens`: sampled and given; `cut`: share of replies that ran out
         of room; `distinct`: share of different sources; `zero_advantage`: share of sampled tokens without one.
     """
@@ -128,9 +129,10 @@ def _sound(trajectory: Trajectory) -> bool:
 
 
 def _attempts(trajectory: Trajectory, turns: int) -> list[Outcome | None]:
-    """Outcomes of the attempts, with None for those that the trajectory did not get to  [turns]."""
+    """Outcomes of the attempts; where the trajectory has no more, the last one if it is DONE, else None  [turns]."""
     made: list[Outcome | None] = [turn.outcome for turn in trajectory.turns if turn.outcome]
-    return (made + [None] * turns)[:turns]
+    after = made[-1] if made and trajectory.stop is TrajectoryStop.DONE else None
+    return (made + [after] * turns)[:turns]
 
 
 def _best(outcomes: Iterable[Outcome | None]) -> Outcome | None:

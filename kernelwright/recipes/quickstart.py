@@ -17,7 +17,8 @@ def quickstart() -> Recipe:
 
     Attempts are compared with those of the same number, not pooled, and not divided by the deviation: where all members
     of a group are right, the deviation is the noise of the clock. `carry` tells the baseline where an attempt started;
-    without it repairs are punished. The score is capped at speedup 1.5, and the learning rate falls to 0.
+    without it repairs are punished. The score is capped at speedup 1.5, where an episode is done, and the learning rate
+    falls to 0.
     """
     return Recipe(
         name="quickstart",
@@ -26,14 +27,16 @@ def quickstart() -> Recipe:
         tasks="builtin:train",
         validation="builtin:validation",
         heldout="builtin:heldout",
-        environment=partial(refining, backend="c", reward=partial(reward.kevin, correct=0.3, cap=1.5)),
+        environment=partial(refining, backend="c", target=1.5, reward=partial(reward.kevin, correct=0.3, cap=1.5)),
         context=partial(digest),
         max_turns=3,
         group_size=6,
         tasks_per_step=16,
         sampling=Sampling(temperature=1.0, max_tokens=128, budget=1024),
         select=partial(select.scored),
-        credit=partial(credit.credit, returns="reward_to_go", gamma=0.4, compare="attempt", carry=0.7),
+        credit=partial(
+            credit.credit, returns="reward_to_go", gamma=0.4, compare="attempt", carry=0.7, after_done="last"
+        ),
         loss=partial(clipped, low=0.2, high=0.28),
         aggregate=partial(weighted, mode="token_mean"),
         optimiser=Optimiser(lr=4e-4, epsilon=1e-5, schedule="linear", clip=1.0, minibatches=2),
