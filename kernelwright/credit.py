@@ -218,7 +218,7 @@ def _repeated(group: Group, keep: Sequence[Sequence[bool]]) -> tuple[Group, list
         replace(one, turns=(*one.turns, *one.turns[-1:] * count))
         for one, count in zip(group.trajectories, missing, strict=True)
     ]
-    kept = [[*row, *row[-1:] * count] for row, count in zip(keep, missing, strict=True)]
+    kept = [[*row, *list(row[-1:]) * count] for row, count in zip(keep, missing, strict=True)]
     return replace(group, trajectories=tuple(longer)), kept
 
 

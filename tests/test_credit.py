@@ -121,6 +121,33 @@ def test_a_repair_is_not_punished_for_where_it_started():
     ]
 
 
+def test_who_is_done_keeps_earning_until_the_others_are():
+    done, others = TrajectoryStop.DONE, ([0.0, 0.5, 1.0], [1.0, None, 0.0, 1.5])
+    choice = partial(credit, gamma=0.4, compare="attempt", carry=0.5, after_done="last")
+    for stop, written_out in ((done, [1.8, 1.8, 1.8]), (TrajectoryStop.CONTEXT_FULL, [1.8])):
+        short = Trajectory(turns=(turn(1.8),), stop=stop)
+        of = Group(task="t", trajectories=(short, *map(trajectory, others)))
+        same = Group(task="t", trajectories=tuple(map(trajectory, (written_out, *others))))
+        got, expected = choice(of, everything(of)), choice(same, everything(same))
+        assert got == [expected[0][:1], *expected[1:]]
+    # by hand: 1.8 (1 + 0.4) against 0 + 0.4 * 1
+    pair = Group(task="t", trajectories=(Trajectory(turns=(turn(1.8),), stop=done), trajectory([0.0, 1.0])))
+    (first,), (second, _) = credit(pair, everything(pair), gamma=0.4, compare="attempt", after_done="last")
+    assert (first[0], second[0]) == (pytest.approx(1.06), pytest.approx(-1.06))
+    # without it the same two are 1.8 and 0.4, and the repair at the second attempt has nobody to be compared with
+    (first,), (second, third) = credit(pair, everything(pair), gamma=0.4, compare="attempt")
+    assert (first[0], second[0], third[0]) == (pytest.approx(0.7), pytest.approx(-0.7), 0.0)
+
+
+def test_what_is_not_kept_stays_out_when_it_is_repeated():
+    of = Group(
+        task="t",
+        trajectories=(Trajectory(turns=(turn(9.0),), stop=TrajectoryStop.DONE), *map(trajectory, ([0, 1], [0, 3]))),
+    )
+    got = credit(of, [[False], [True, True], [True, True]], compare="attempt", after_done="last")
+    assert got == [[[0.0]], [[-1.0], [-1.0]], [[1.0], [1.0]]]
+
+
 def test_a_summary_takes_no_time_and_has_the_return_of_what_follows():
     # rewards to go of (1, 2) at gamma .5 are (2, 2); nothing follows the last note
     assert turn_returns(trajectory([1, None, 2, None]), gamma=0.5) == [2, 2, 2, 0]

@@ -97,6 +97,17 @@ def test_broken_trajectories_are_no_failures() -> None:
     assert {**numbers, "broken": 0, "samples": 2} == evaluation_numbers(GROUPS, turns=2)
 
 
+def test_who_is_done_keeps_what_was_reached() -> None:
+    early = [group("a", [attempt(4.3, speed=4.0)], [wrong()], stop=TrajectoryStop.DONE)]
+    first, second = evaluation_numbers(early, turns=2)["turns"]
+    assert first == second and first["correct"] == 1 / 2 and first["score"] == 4.3 / 2
+    seen = step_numbers(early, [[[[1.0, 1.0]], [[0.0, 0.0]]]], turns=2)
+    assert seen["correct"] == [0.5, 0.5] and seen["rewards"] == [2.15, 2.15] and seen["status"]["CORRECT"] == 1
+    # full is not done: at the turns that are missing it failed
+    full = [group("a", [attempt(4.3, speed=4.0)], stop=TrajectoryStop.CONTEXT_FULL)]
+    assert [turn["correct"] for turn in evaluation_numbers(full, turns=2)["turns"]] == [1.0, 0.0]
+
+
 def test_without_timing_speed_is_unknown_and_without_success_it_is_zero() -> None:
     untimed = evaluation_numbers([group("a", [attempt(1.0)], [wrong()])], turns=2)
     assert untimed["turns"][0]["speedup"] is None and untimed["turns"][0]["fast_p"] == {"0": 0.5}

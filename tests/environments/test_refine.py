@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from kernelwright.environments.refine import refine, refining
-from kernelwright.errors import InfrastructureError, MissingTool, UnknownName
+from kernelwright.errors import InfrastructureError, MissingTool, UnknownName, UserError
 from kernelwright.feedback import feedback
 from kernelwright.kernels import BACKENDS, Backend
 from kernelwright.reward import kevin
@@ -51,6 +51,15 @@ def test_a_reply_is_evaluated_rewarded_and_answered() -> None:
     assert good.evaluation is not None and good.feedback == feedback(good.evaluation, style="full")
     assert none.reward == 0.0 and none.feedback.startswith("No code")
     assert not (wrong.done or good.done or none.done)
+
+
+def test_an_episode_is_done_at_its_target() -> None:
+    for target, done in ((1.5, True), (2.0, True), (2.1, False), (None, False)):
+        _, episode = refine(TASK, evaluator=Looks(), reward=kevin, target=target)
+        assert not episode.step("```c\nbad\n```\n").done
+        assert episode.step("```c\ngood\n```\n").done is done
+    with pytest.raises(UserError, match="target=0"):
+        refine(TASK, evaluator=Looks(), reward=kevin, target=0)
 
 
 def test_feedback_style() -> None:
