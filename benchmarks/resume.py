@@ -3,13 +3,14 @@
     python benchmarks/resume.py [--kills 5] [--out runs/resume] [-- OPTIONS OF kernelwright train]
 
 Correctness-only reward, so that no clock decides anything. All three train with the same seed; the last is killed at
-random moments of its expected length and resumed each time. Exits 1 when `metrics.jsonl` or `evaluations.jsonl` of the
-three differ in a byte.
+random moments and resumed each time. On a CPU: a GPU's sums depend on the order in which threads finish. Exits 1 when
+`metrics.jsonl` or `evaluations.jsonl` of the three differ in a byte.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -37,16 +38,24 @@ def whole(folder: Path, options: list[str]) -> float:
     return time.monotonic() - began
 
 
-def killed(folder: Path, options: list[str], *, seconds: float, kills: int) -> None:
-    """The same, but killed `kills` times, each time after a random part of what would be its share."""
-    for number in range(kills):
+def steps(folder: Path) -> int:
+    """Steps that are on record."""
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def killed(folder: Path, options: list[str], *, seconds: float, total: int, kills: int) -> None:
+    """The same, but killed `kills` times: at random steps, and there at a random moment of about two steps."""
+    for target in sorted(random.sample(range(total), min(kills, total))):
         run = start(folder, options)
-        time.sleep(random.uniform(0.2, 1.6) * seconds / (kills + 1))
+        while run.poll() is None and steps(folder) < target:
+            time.sleep(0.05)
+        time.sleep(random.uniform(0, 2 * seconds / (total + 1)))
         ended = run.poll() is not None
-        os.killpg(run.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
         run.wait()
-        lines = (folder / "metrics.jsonl").read_bytes().count(b"\n") if (folder / "metrics.jsonl").exists() else 0
-        print(f"kill {number + 1}: {'too late, the run had ended' if ended else f'after step {lines}'}", flush=True)
+        print(f"killed after step {steps(folder)}" if not ended else "not killed: the run had ended", flush=True)
     whole(folder, options)
 
 
@@ -58,7 +67,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folders = [arguments.out / name for name in ("first", "second", "killed")]
     seconds = [whole(folder, arguments.options) for folder in folders[:2]]
-    killed(folders[2], arguments.options, seconds=seconds[0], kills=arguments.kills)
+    killed(folders[2], arguments.options, seconds=seconds[0], total=steps(folders[0]), kills=arguments.kills)
     differ = False
     for name in _FILES:
         first, *others = [(folder / name).read_bytes() for folder in folders]

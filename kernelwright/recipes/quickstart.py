@@ -40,7 +40,7 @@ def quickstart() -> Recipe:
         loss=partial(clipped, low=0.2, high=0.28),
         aggregate=partial(weighted, mode="token_mean"),
         optimiser=Optimiser(lr=4e-4, epsilon=1e-5, schedule="linear", clip=1.0, minibatches=2),
-        steps=36,
-        evaluate_every=9,
+        steps=32,
+        evaluate_every=8,
         evaluate_samples=3,
     )
