@@ -13,12 +13,12 @@ from kernelwright.types import Optimiser, Recipe, Sampling
 
 
 def quickstart() -> Recipe:
-    """Kevin's method (recipes.kevin) at the size of the starter, with three changes that dev/LOG.md argues for.
+    """Kevin's method (recipes.kevin) at the size of the starter, with changes that dev/LOG.md argues for.
 
     Attempts are compared with those of the same number, not pooled, and not divided by the deviation: where all members
     of a group are right, the deviation is the noise of the clock. `carry` tells the baseline where an attempt started;
-    without it repairs are punished. The score is capped at speedup 1.5, where an episode is done, and the learning rate
-    falls to 0.
+    without it repairs are punished. Correctness is paid 1 instead of 0.3. The score is capped at speedup 1.5, where an
+    episode is done, and the learning rate falls to 0.
     """
     return Recipe(
         name="quickstart",
@@ -27,7 +27,7 @@ def quickstart() -> Recipe:
         tasks="builtin:train",
         validation="builtin:validation",
         heldout="builtin:heldout",
-        environment=partial(refining, backend="c", target=1.5, reward=partial(reward.kevin, correct=0.3, cap=1.5)),
+        environment=partial(refining, backend="c", target=1.5, reward=partial(reward.kevin, correct=1.0, cap=1.5)),
         context=partial(digest),
         max_turns=3,
         group_size=6,
