@@ -17,7 +17,7 @@ def quickstart() -> Recipe:
 
     Attempts are compared with those of the same number, not pooled, and not divided by the deviation: where all members
     of a group are right, the deviation is the noise of the clock. `carry` tells the baseline where an attempt started;
-    without it repairs are punished. Correctness is paid 1 instead of 0.3. The score is capped at speedup 1.5, where an
+    without it repairs are punished. Correctness is paid 2 instead of 0.3. The score is capped at speedup 1.5, where an
     episode is done, and the learning rate falls to 0.
     """
     return Recipe(
@@ -27,7 +27,7 @@ def quickstart() -> Recipe:
         tasks="builtin:train",
         validation="builtin:validation",
         heldout="builtin:heldout",
-        environment=partial(refining, backend="c", target=1.5, reward=partial(reward.kevin, correct=1.0, cap=1.5)),
+        environment=partial(refining, backend="c", target=1.5, reward=partial(reward.kevin, correct=2.0, cap=1.5)),
         context=partial(digest),
         max_turns=3,
         group_size=6,
