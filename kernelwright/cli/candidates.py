@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kernelwright.cli.catalogue import Json, one_task
+from kernelwright.cli.catalogue import Json, Shrink, one_task
 from kernelwright.errors import UnknownName, UserError
 from kernelwright.types import Evaluation
 
@@ -23,6 +23,7 @@ def check(
     file: Annotated[str, typer.Argument(help="The kernel's source; - reads it from the standard input")],
     *,
     backend: Annotated[str, typer.Option(help="What the kernel is written in.")] = "c",
+    shrink: Shrink = False,
     as_json: Json = False,
 ) -> None:
     """Put one kernel through the evaluator. Exit 0: correct and trusted; 1: not; 2: the command is at fault."""
@@ -31,7 +32,7 @@ def check(
     if backend not in BACKENDS:
         raise UnknownName("backend", backend, BACKENDS)
     source = _read(file)
-    evaluation = evaluate(one_task(task), source, backend=backend)
+    evaluation = evaluate(one_task(task, shrink=shrink), source, backend=backend)
     print(json.dumps(record(evaluation), indent=2) if as_json else describe(evaluation))
     raise typer.Exit(0 if evaluation.trusted else 1)
 

@@ -13,21 +13,25 @@ from kernelwright.types import Task
 
 tasks = typer.Typer(help="List, show and validate tasks.", no_args_is_help=False)
 
-Spec = Annotated[str, typer.Argument(help="builtin, builtin:train, builtin:heldout, builtin/NAME or file:PATH.py")]
+Spec = Annotated[
+    str,
+    typer.Argument(help="builtin, builtin:heldout, builtin/NAME, file:PATH.py, kernelbench:DIR, table:PATH or hub:ID"),
+]
+Shrink = Annotated[bool, typer.Option("--shrink", help="Halve a program's sizes until a CPU can run it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def some_tasks(spec: str) -> list[Task]:
+def some_tasks(spec: str, *, shrink: bool = False) -> list[Task]:
     """The tasks of `spec`; a builtin task may leave out `builtin/`."""
     from kernelwright.tasks import load
 
     bare = not spec.startswith("builtin") and not any(sign in spec for sign in ":/.")
-    return load(f"builtin/{spec}" if bare else spec)
+    return load(f"builtin/{spec}" if bare else spec, small=shrink)
 
 
-def one_task(spec: str) -> Task:
+def one_task(spec: str, *, shrink: bool = False) -> Task:
     """The only task of `spec`. Raises UserError when there are several."""
-    found = some_tasks(spec)
+    found = some_tasks(spec, shrink=shrink)
     if len(found) != 1:
         raise UserError(
             f"got '{spec}', which is {len(found)} tasks, expected one; `kernelwright tasks list {spec}` names them"
@@ -53,12 +57,13 @@ def show_task(
     task: Annotated[str, typer.Argument(help="One task, such as builtin/NAME or file:PATH.py")],
     *,
     backend: Annotated[str, typer.Option(help="What the kernel is to be written in.")] = "c",
+    shrink: Shrink = False,
 ) -> None:
     """Print exactly what the model is told."""
     from kernelwright import prompts
     from kernelwright.kernels import BACKENDS
 
-    chosen = one_task(task)
+    chosen = one_task(task, shrink=shrink)
     if backend not in BACKENDS:
         raise UnknownName("backend", backend, BACKENDS)
     rules = BACKENDS[backend]
@@ -70,11 +75,11 @@ def show_task(
 
 
 @tasks.command("validate")
-def validate_tasks(spec: Spec) -> None:
+def validate_tasks(spec: Spec, *, shrink: Shrink = False) -> None:
     """Run the self-checks of each task; exit 1 when one fails."""
     from kernelwright.kernels import validate
 
-    found = some_tasks(spec)
+    found = some_tasks(spec, shrink=shrink)
     wrong = 0
     for task in found:
         complaints = validate(task)

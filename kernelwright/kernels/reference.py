@@ -9,18 +9,18 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import inspect
 import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from kernelwright.errors import BadTask
+from kernelwright.kernels.arguments import input_names, size_name, split
 from kernelwright.kernels.check import acceptance, root_mean_square
 from kernelwright.types import Input, Task
 
@@ -39,7 +39,6 @@ TASK_ERRORS = (
 
 T = TypeVar("T")
 
-_SIZE_NAMES = ("n", "m", "k")
 _PRIMES = (7, 11, 13, 17, 19, 23, 29, 31)
 
 
@@ -63,6 +62,7 @@ class Interface:
     # for candidates that are a module as well: the arguments of its constructor, those of its `forward` (None stands
     # for the next input) and the names of its parameters and buffers, the last of `inputs`
     initial: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
     arguments: tuple[Any, ...] = ()
     parameters: tuple[str, ...] = ()
 
@@ -136,7 +136,8 @@ class Reference:
         self._lock = threading.Lock()
         self._memory: dict[str, Any] = {}
         self.namespace = self._execute(task.reference)
-        self.initial = self._call("get_init_inputs") if "get_init_inputs" in self.namespace else []
+        given = self._call("get_init_inputs") if "get_init_inputs" in self.namespace else []
+        self.initial, self.keywords = split(given)
         self.model = self._build(self.namespace["Model"])
         self.parameters = _parameters(self.model)
         self.given: list[Any] | None = None
@@ -268,7 +269,7 @@ class Reference:
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
-                model = cls(*self.initial)
+                model = cls(*self.initial, **self.keywords)
         except TASK_ERRORS as error:
             raise BadTask(f"task {self.task.id}: Model() failed: {type(error).__name__}: {_line(error)}") from error
         generator = torch.Generator().manual_seed(self.seed)
@@ -286,7 +287,7 @@ class Reference:
     def _derive_inputs(self) -> None:
         """Inputs and sizes of a task that states none: from `get_inputs()` and the arguments of `forward`."""
         self.given = self._call("get_inputs")
-        names = [name for name in inspect.signature(self.namespace["Model"].forward).parameters if name != "self"]
+        names = input_names(self.namespace["Model"].forward, len(self.given))
         sizes: dict[int, str] = {}
         inputs = []
         for position, value in enumerate(self.given):
@@ -294,15 +295,26 @@ class Reference:
                 continue
             for extent in value.shape:
                 count = len(sizes)
-                sizes.setdefault(extent, _SIZE_NAMES[count] if count < len(_SIZE_NAMES) else f"d{count}")
+                sizes.setdefault(extent, size_name(count))
             shape = tuple(sizes[extent] for extent in value.shape)
-            name = names[position] if position < len(names) else f"x{position}"
             whole = not value.is_floating_point() and value.dtype != torch.bool
             high = str(int(value.max()) + 1) if whole and value.numel() else None
             dtype = str(value.dtype).removeprefix("torch.")
-            inputs.append(Input(name=name, shape=shape, dtype=dtype, kind="index" if high else "signed", high=high))
+            kind = "index" if high else "signed"
+            inputs.append(Input(name=names[position], shape=shape, dtype=dtype, kind=kind, high=high))
         self.task_inputs = tuple(inputs)
         self.check_shapes = self.time_shapes = ({name: extent for extent, name in sizes.items()},)
+        self.task_inputs = self._within_domain()
+
+    def _within_domain(self) -> tuple[Input, ...]:
+        """The inputs, drawn positive where the reference is not defined for signed numbers (a logarithm, a root)."""
+        for kind in ("signed", "positive"):
+            inputs = tuple(replace(x, kind=kind) if x.kind in ("signed", "positive") else x for x in self.task_inputs)
+            self.task_inputs = inputs
+            output = self.forward(self.values(self.check_shapes[0], "scaled", 0), dtype=torch.float64)
+            if bool(output.isfinite().all()):
+                break
+        return self.task_inputs
 
     def _interface(self) -> Interface:
         if not self.check_shapes:
@@ -321,6 +333,7 @@ class Reference:
             output=Array(name="out", shape=shape, dtype=dtype),
             sizes=sizes,
             initial=tuple(self.initial),
+            keywords=self.keywords,
             arguments=tuple(None if isinstance(value, torch.Tensor) else value for value in given),
             parameters=tuple(name for name, _ in _named(self.model)),
         )

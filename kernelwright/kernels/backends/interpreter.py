@@ -192,7 +192,7 @@ def _candidate(request: dict[str, Any]) -> list[dict[str, Any]]:
             module = _import(request["source"])
             if not hasattr(module, "ModelNew"):
                 return [{"phase": phase, "error": "no class ModelNew is defined", "line": None}]
-            model = module.ModelNew(*plan["initial"])
+            model = module.ModelNew(*plan["initial"], **plan["keywords"])
             phase = "call"
             for index, arrays in enumerate(plan["cases"]):
                 reports.append(_case(model, plan, arrays, trace, f"{request['results']}/{index}.npy"))

@@ -146,6 +146,7 @@ def _prepare(interface: Interface, cases: Sequence[Case], shared: Path) -> Path:
     if not path.exists():
         plan = {
             "initial": interface.initial,
+            "keywords": dict(interface.keywords),
             "arguments": interface.arguments,
             "parameters": interface.parameters,
             "cases": [list(case.inputs) for case in cases],
