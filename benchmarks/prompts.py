@@ -1,6 +1,6 @@
 """Is every prompt that was ever sent, token for token, the beginning of the row it is trained in?
 
-    python benchmarks/prompts.py [--steps 3] [--budget 400]
+    python benchmarks/prompts.py [--steps 3] [--budget 400] [--contexts full window digest]
 
 Trains the starter for a few steps under each context and compares what the engine was asked with what it was trained
 on. The budget is small, so that contexts have to drop turns. Prints a line a context and exits 1 on any difference.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,14 +47,22 @@ class Recorder(LocalEngine):
         return super().update(rows, *arguments, **options)
 
 
+def begins_one(sent: tuple[int, ...], rows: Sequence[tuple[int, ...]]) -> bool:
+    """Whether one of the sorted rows begins with what was sent: it would be the first that is not before it."""
+    place = bisect_left(rows, sent)
+    return place < len(rows) and rows[place][: len(sent)] == sent
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--budget", type=int, default=400)
+    contexts = {"full": partial(full), "window": partial(window, k=1), "digest": partial(digest)}
+    parser.add_argument("--contexts", nargs="+", choices=list(contexts), default=list(contexts))
     arguments = parser.parse_args()
     failures = 0
-    contexts = {"full": partial(full), "window": partial(window, k=1), "digest": partial(digest)}
-    for name, context in contexts.items():
+    for name in arguments.contexts:
+        context = contexts[name]
         engine = Recorder(*read_model(path()))
         chosen = recipe("quickstart")
         chosen = replace(
@@ -69,11 +78,8 @@ def main() -> None:
         )
         with tempfile.TemporaryDirectory() as out:
             train(chosen, engine=engine, out=out)
-        rows = [row.tokens for row in engine.trained]
-        lost = sum(
-            not any(row[: len(sent)] == sent for row in rows)
-            for sent in (context + completion.tokens for context, completion in engine.asked)
-        )
+        rows = sorted(tuple(row.tokens) for row in engine.trained)
+        lost = sum(not begins_one(context + completion.tokens, rows) for context, completion in engine.asked)
         longest = max(len(context) + chosen.sampling.max_tokens for context, _ in engine.asked)
         failures += lost + (longest > arguments.budget)
         print(
