@@ -88,13 +88,7 @@ def credit(
         ValueError: `keep` does not have the shape of the group.
     """
     _check_choices(returns=returns, compare=compare, baseline=baseline, scale=scale, after_done=after_done, gamma=gamma)
-    if [len(row) for row in keep] != [len(trajectory.turns) for trajectory in group.trajectories]:
-        raise ValueError(f"keep has lengths {[len(row) for row in keep]}, the group's trajectories have others")
-    if compare != "none" and len(group.trajectories) < 2:
-        raise UserError(
-            f"task '{group.task}' has {len(group.trajectories)} trajectory, compare='{compare}' expects two or more; "
-            "use group_size >= 2, or compare='none' for plain REINFORCE"
-        )
+    _check_group(group, keep, compare=compare)
     made = [len(row) for row in keep]
     if after_done == "last":
         group, keep = _repeated(group, keep)
@@ -260,6 +254,16 @@ def _deviation(values: Sequence[float]) -> float:
     """Standard deviation with n - 1 in the denominator."""
     mean = _mean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _check_group(group: Group, keep: Sequence[Sequence[bool]], *, compare: str) -> None:
+    if [len(row) for row in keep] != [len(trajectory.turns) for trajectory in group.trajectories]:
+        raise ValueError(f"keep has lengths {[len(row) for row in keep]}, the group's trajectories have others")
+    if compare != "none" and len(group.trajectories) < 2:
+        raise UserError(
+            f"task '{group.task}' has {len(group.trajectories)} trajectory, compare='{compare}' expects two or more; "
+            "use group_size >= 2, or compare='none' for plain REINFORCE"
+        )
 
 
 def _check_carry(*, carry: float, returns: str, compare: str) -> None:
