@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kernelwright.errors import BadTask
-from kernelwright.tasks.shrink import shrink
+from kernelwright.tasks.shrink import construct, shrink
 from kernelwright.types import Task
 
 # programs are text; what is longer is something else
@@ -33,7 +33,7 @@ def load(path: str, *, small: bool = False) -> Task:
             returns something else than one tensor.
     """
     file = Path(path)
-    task = program(read(file), identifier=f"file/{_word(file.stem)}", where=path, tags=("file",), small=small)
+    task = program(read(file), identifier=f"file/{word(file.stem)}", where=path, tags=("file",), small=small)
     _try(_execute(task.reference, path), path)
     return task
 
@@ -98,7 +98,7 @@ def _try(module: dict[str, Any], where: str) -> None:
             return model(*[value.clone() if isinstance(value, torch.Tensor) else value for value in inputs])
 
     try:
-        model = module["Model"](*module["get_init_inputs"]()).eval()
+        model = construct(module).eval()
         inputs = list(module["get_inputs"]())
         first, second = output(), output()
     except (Exception, SystemExit) as error:
@@ -114,5 +114,6 @@ def _try(module: dict[str, Any], where: str) -> None:
         )
 
 
-def _word(name: str) -> str:
+def word(name: str) -> str:
+    """A name without white space, as an id needs it."""
     return "_".join(name.split())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,14 @@ def cost(source: str) -> float:
     return elements.count + operations.get_total_flops() / _OPERATIONS
 
 
+def construct(space: Mapping[str, Any]) -> Any:
+    """The model of an executed program; its arguments are a list, or `[[...], {...}]` with keywords (KernelBook)."""
+    given = space["get_init_inputs"]()
+    if len(given) == 2 and isinstance(given[0], (list, tuple)) and isinstance(given[1], dict):
+        return space["Model"](*given[0], **given[1])
+    return space["Model"](*given)
+
+
 def _call(source: str) -> None:
     """Make the model and call it once on the meta device, where tensors have shapes and no values."""
     space: dict[str, Any] = {"__name__": "reference"}
@@ -120,10 +128,10 @@ def _call(source: str) -> None:
         exec(compile(source, "<task>", "exec"), space)
         inputs = _on_meta(space["get_inputs"]())
         try:
-            model = space["Model"](*space["get_init_inputs"]())
+            model = construct(space)
         except (NotImplementedError, RuntimeError):  # a constructor that reads values
             with torch.device("cpu"):
-                model = space["Model"](*space["get_init_inputs"]())
+                model = construct(space)
         model.to("meta")(*inputs)
 
 

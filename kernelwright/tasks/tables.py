@@ -167,7 +167,7 @@ def _verl(row: Row, number: int) -> _Program:
     name = extra.get("uuid") if extra.get("uuid") is not None else number
     return _Program(
         source=truth,
-        identifier=f"{_word(str(row.get('data_source', 'verl')))}/{_word(str(name))}",
+        identifier=f"{files.word(str(row.get('data_source', 'verl')))}/{files.word(str(name))}",
         entry_point=extra.get("entry_point") or "Model",
         tags=("verl",),
     )
@@ -204,7 +204,3 @@ def _parquet(file: Path) -> Iterator[Row]:
         yield from (row for batch in parquet.ParquetFile(file).iter_batches(64) for row in batch.to_pylist())
     except (OSError, ValueError) as error:
         raise BadTask(f"'{file}' is no parquet file: {error}") from None
-
-
-def _word(name: str) -> str:
-    return "_".join(name.split())

@@ -56,6 +56,12 @@ def test_kernelbook_calls_its_class_otherwise_and_gives_keywords(tmp_path: Path)
     assert case.expected == pytest.approx(2.0 * case.inputs[0].astype(float) + 1.0)
 
 
+def test_a_program_with_keywords_shrinks_too(tmp_path: Path) -> None:
+    large = SCALE.replace("[4, 4, 4, 4]", "[4096, 4096]")
+    spec = table(tmp_path, {"python_code": large, "entry_point": "Scale", "uuid": 7})
+    assert "4096" in load(spec)[0].reference and "4096" not in load(f"{spec}#shrink")[0].reference
+
+
 def test_cuda_agent_columns(tmp_path: Path) -> None:
     (task,) = load(table(tmp_path, {"ops": '["nn.ReLU", "torch.diag"]', "data_source": "torch#2", "code": MODEL}))
     assert (task.id, task.statement) == ("cuda-agent-ops/0", "nn.ReLU, torch.diag")
